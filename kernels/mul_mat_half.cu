@@ -148,9 +148,10 @@ __device__ __forceinline__ void half_multiply(const Matrices &of, bool whole, u3
             const float *from = &parts[0][c][local];
             float sum = 0.0f;
 #pragma unroll 1
-            for (u32 p = 0; p < warps; p++) {
-                sum += from[0] + from[sizeof(parts[0]) / sizeof(float)];
-                from += 2 * sizeof(parts[0]) / sizeof(float);
+            for (u32 w = 0; w < warps; w += 4) { // a block has 4, 8 or 16
+#pragma unroll
+                for (u32 p = 0; p < 8; p++) sum += from[p * sizeof(parts[0]) / sizeof(float)];
+                from += 8 * sizeof(parts[0]) / sizeof(float);
             }
             float *to = (float *)(of.dst + row * of.d0 + c * of.d1);
             keep(to);

@@ -20,6 +20,8 @@ pub(super) struct GraphExec {
     /// The graph from which it was instantiated owns the nodes, which updates of the executable graph name.
     _graph: Graph,
     nodes: Vec<sys::CUgraphNode>,
+    /// Whether its edges are programmatic.
+    programmatic: bool,
     context: Arc<PrimaryContext>,
 }
 
@@ -65,6 +67,18 @@ fn with_parameters<T>(
 /// A failed driver call: its name and the error.
 type FailedCall = (&'static str, DriverError);
 
+/// Whether an error may say that the driver has no programmatic edges, or not for this call.
+fn may_refuse(e: DriverError) -> bool {
+    !poisons(e.0) && e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// From now on, graphs have plain edges.
+fn refuse_programmatic(context: &DeviceContext, (call, e): FailedCall) {
+    let (name, reason) = (&context.primary().name, describe(e));
+    log::warn!("{name}: no programmatic dependent launch, because {call} failed: {reason}");
+    context.programmatic.refuse();
+}
+
 impl GraphExec {
     /// Builds a graph of these launches, in order. The context must be current.
     ///
@@ -76,11 +90,7 @@ impl GraphExec {
     ) -> Result<GraphExec, DeviceError> {
         if let Some(add_dependencies) = context.programmatic.edges() {
             match GraphExec::try_build(context, launches.clone(), Some(add_dependencies)) {
-                Err((call, e)) if !poisons(e.0) && e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                    let (name, reason) = (&context.primary().name, describe(e));
-                    log::warn!("{name}: no programmatic dependent launch, because {call} failed: {reason}");
-                    context.programmatic.refuse();
-                }
+                Err(failed) if may_refuse(failed.1) => refuse_programmatic(context, failed),
                 built => return built.map_err(|(call, e)| context.driver_error(call, e)),
             }
         }
@@ -124,7 +134,8 @@ impl GraphExec {
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, graph.0, 0) }
             .result()
             .map_err(|e| ("cuGraphInstantiate", e))?;
-        Ok(GraphExec { raw, _graph: graph, nodes, context: Arc::clone(context.primary()) })
+        let context = Arc::clone(context.primary());
+        Ok(GraphExec { raw, _graph: graph, nodes, programmatic: programmatic.is_some(), context })
     }
 
     /// Number of its launches.
@@ -132,25 +143,32 @@ impl GraphExec {
         self.nodes.len()
     }
 
-    /// Changes kernels and addresses, for later launches. There must be as many launches as the graph has. After
-    /// an error, the graph must not be launched any more.
+    /// Changes kernels and addresses, for later launches. There must be as many launches as the graph has. Returns false if the driver
+    /// refuses to change kernels behind programmatic edges: later graphs have plain ones. Then, and after an error, the graph must not
+    /// be launched any more.
     pub(super) fn update<'a>(
         &mut self,
         context: &DeviceContext,
         launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<bool, DeviceError> {
         let mut nodes = self.nodes.iter();
         for (launch, at) in launches {
             let &node = nodes.next().ok_or_else(|| DeviceError::Bug("a graph of other launches".to_owned()))?;
             // SAFETY: the executable graph and the node are alive, since `_graph` owns the node; the parameters are as in `build`.
             // Launches that were submitted before keep their parameters.
-            with_parameters(launch, &at, |parameters| unsafe {
+            let changed = with_parameters(launch, &at, |parameters| unsafe {
                 sys::cuGraphExecKernelNodeSetParams_v2(self.raw, node, parameters)
             })
-            .result()
-            .map_err(|e| context.driver_error("cuGraphExecKernelNodeSetParams", e))?;
+            .result();
+            match changed {
+                Err(e) if self.programmatic && may_refuse(e) => {
+                    refuse_programmatic(context, ("cuGraphExecKernelNodeSetParams", e));
+                    return Ok(false);
+                }
+                changed => changed.map_err(|e| context.driver_error("cuGraphExecKernelNodeSetParams", e))?,
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Replays the graph: submits all its kernels with one launch.

@@ -290,8 +290,9 @@ impl CudaProgram {
         let loaded = steps.iter().map(|step| step.load(run)).collect::<Result<Vec<_>, _>>()?;
         let at = || loaded.iter().zip(&steps).map(|(&launch, step)| (launch, step.addresses(run, addresses)));
         // A run with weights in other layouts may have had another number of launches.
-        if let Some(mut unused) = unused.filter(|unused| unused.graph.launches() == steps.len()) {
-            unused.graph.update(run.context, at())?;
+        if let Some(mut unused) = unused.filter(|unused| unused.graph.launches() == steps.len())
+            && unused.graph.update(run.context, at())?
+        {
             return Ok(Some(unused));
         }
         let bytes = GRAPH_BYTES + GRAPH_NODE_BYTES * steps.len() as u64;

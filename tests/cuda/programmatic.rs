@@ -71,6 +71,17 @@ fn graphs_of_other_addresses_keep_their_programmatic_edges() {
     assert_eq!(results, want);
 }
 
+/// A driver that refuses to change kernels behind such edges: the graph is built again, with plain edges, as all later ones.
+#[test]
+fn graphs_have_plain_edges_after_the_driver_refuses_to_change_kernels() {
+    const BUFFERS: usize = 10;
+    let (want, _) = run("CUDAEMU_CAPABILITY=8.0", CudaOptions::default(), BUFFERS);
+    let settings = "CUDAEMU_CAPABILITY=9.0\nCUDAEMU_PROGRAMMATIC_EDGES=fixed";
+    let (results, counts) = run(settings, CudaOptions::default(), BUFFERS);
+    assert_eq!(counts, [8, (2 * 8 * (OPS.len() - 1)) as u64]);
+    assert_eq!(results, want);
+}
+
 #[test]
 fn a_device_says_whether_it_launches_ahead() {
     for (capability, text) in [("8.0", "programmatic launch: off"), ("9.0", "programmatic launch: on")] {

@@ -18,10 +18,21 @@ pub struct HardwareModel {
     pub deadlock_ms: u64,
     /// Whether devices have memory pools.
     pub pools: bool,
-    /// Whether edges of graphs may be programmatic.
-    pub programmatic_edges: bool,
+    /// What the driver does with programmatic edges of graphs.
+    pub programmatic_edges: ProgrammaticEdges,
     /// Pairs of devices between which copies with peer access write wrong bytes, in both directions.
     pub corrupt: Vec<(usize, usize)>,
+}
+
+/// What the driver does with programmatic edges of graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgrammaticEdges {
+    /// They are refused as not supported.
+    Refused,
+    /// They may be added, but kernels behind them cannot be changed in an executable graph.
+    Fixed,
+    /// They are as other edges.
+    Allowed,
 }
 
 impl Default for HardwareModel {
@@ -33,7 +44,7 @@ impl Default for HardwareModel {
             connections: None,
             deadlock_ms: 1000,
             pools: true,
-            programmatic_edges: true,
+            programmatic_edges: ProgrammaticEdges::Allowed,
             corrupt: Vec::new(),
         }
     }

@@ -10,7 +10,7 @@ pub mod spec;
 
 use std::path::PathBuf;
 
-pub use hardware::{HardwareModel, InjectedFault, LaunchNumber};
+pub use hardware::{HardwareModel, InjectedFault, LaunchNumber, ProgrammaticEdges};
 pub use settings::{SETTINGS, Setting};
 use spec::Spec;
 

@@ -5,7 +5,7 @@ use super::parse_values::{
     store_parsed,
 };
 use super::spec::Spec;
-use super::{CountsOutput, Raw};
+use super::{CountsOutput, ProgrammaticEdges, Raw};
 
 /// One setting: its name, its help text and its parser.
 pub struct Setting {
@@ -154,9 +154,11 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "CUDAEMU_PROGRAMMATIC_EDGES",
-        help: "whether edges of graphs may be programmatic: on, or off (such edges are refused as not supported) (on)",
+        help: "whether edges of graphs may be programmatic: on, off (such edges are refused as not supported), or fixed (changing a \
+               kernel behind one in an executable graph is refused) (on)",
         read: |raw, text| {
-            raw.hardware.programmatic_edges = choice(text, &[("off", false), ("on", true)])?;
+            use ProgrammaticEdges::{Allowed, Fixed, Refused};
+            raw.hardware.programmatic_edges = choice(text, &[("off", Refused), ("fixed", Fixed), ("on", Allowed)])?;
             Ok(())
         },
     },

@@ -1,6 +1,7 @@
 //! What a real GPU does that an ideal one does not ([`HardwareModel`](crate::config::HardwareModel)): injected faults,
 //! unusable devices, launches that never end, corrupted copies, deadlocks of hardware connections.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::{Driver, DriverState, StateGuard};
@@ -29,6 +30,8 @@ pub struct HardwareState {
     pub compilations: u64,
     /// Number of kernels that graphs have launched through a programmatic edge.
     pub programmatic_launches: u64,
+    /// The kernels among them that do not wait, each of which is reported once.
+    without_wait: BTreeSet<String>,
 }
 
 /// A launch that has started and never ends.
@@ -61,8 +64,8 @@ impl DriverState {
     /// the one before; here it runs after it, so that a race would never show.
     pub(super) fn note_programmatic_launch(&mut self, kernel: &Function) {
         self.hardware.programmatic_launches += 1;
-        if !kernel.waits_for_grids {
-            let name = &kernel.name;
+        let name = &kernel.name;
+        if !kernel.waits_for_grids && self.hardware.without_wait.insert(name.to_string()) {
             self.report(format!(
                 "kernel {name} has a programmatic dependency in a graph, but no griddepcontrol.wait: it may run before the kernel \
                  that it depends on has ended"

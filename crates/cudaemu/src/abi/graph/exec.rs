@@ -5,8 +5,9 @@ use std::ffi::{c_char, c_uint};
 use super::super::ffi_guard::{In, InOut, Out, api, with_state};
 use super::params::{HostNodeParams, KernelNodeParams, KernelNodeParamsV1, MemsetNodeParams, NodeParams as Params};
 use crate::abi::memcpy::Copy3D;
-use crate::driver::driver;
+use crate::config::ProgrammaticEdges;
 use crate::driver::graph::{GraphNode, UPLOAD, UpdateResultInfo};
+use crate::driver::{Driver, StateGuard, driver};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, GraphExecId, GraphId, NodeId, StreamId};
 
@@ -26,6 +27,21 @@ struct UpdateInfo {
     result: c_uint,
     node: NodeId,
     from: NodeId,
+}
+
+/// Changes a kernel node of an executable graph.
+fn set_exec_kernel(
+    driver: &Driver,
+    state: &mut StateGuard<'_>,
+    (exec, node): (GraphExecId, NodeId),
+    kernel: &KernelNodeParams,
+) -> Result<()> {
+    let fixed = driver.config.hardware.programmatic_edges == ProgrammaticEdges::Fixed;
+    if fixed && state.graphs.is_behind_programmatic_edge(exec, node)? {
+        return Err(Error::NotSupported);
+    }
+    let new = kernel.node(driver, state)?;
+    state.graphs.set_exec_node(exec, node, new)
 }
 
 api! {
@@ -98,16 +114,14 @@ api! {
     fn cuGraphExecKernelNodeSetParams(exec: GraphExecId, node: NodeId, params: In<KernelNodeParamsV1>) {
         let kernel = KernelNodeParams::from(params.get()?);
         with_state(|driver, state| {
-            let node_of = kernel.node(driver, state)?;
-            state.graphs.set_exec_node(exec, node, node_of)
+            set_exec_kernel(driver, state, (exec, node), &kernel)
         })
     }
 
     fn cuGraphExecKernelNodeSetParams_v2(exec: GraphExecId, node: NodeId, params: In<KernelNodeParams>) {
         let kernel = params.get()?;
         with_state(|driver, state| {
-            let new = kernel.node(driver, state)?;
-            state.graphs.set_exec_node(exec, node, new)
+            set_exec_kernel(driver, state, (exec, node), &kernel)
         })
     }
 

@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::ffi_guard::{In, InOut, Opaque, Out, Text, api, with_state};
+use crate::config::ProgrammaticEdges;
 use crate::driver::driver;
 use crate::driver::graph::Graphs;
 use crate::engine::{Edge, EdgeData, HostCall};
@@ -242,7 +243,7 @@ fn change(
     let data = if data.is_given() { data.read_array(count)? } else { vec![EdgeData::default(); count] };
     let edges: Vec<_> = edges.zip(data).collect();
     with_state(|driver, state| {
-        let refused = !driver.config.hardware.programmatic_edges;
+        let refused = driver.config.hardware.programmatic_edges == ProgrammaticEdges::Refused;
         if refused && edges.iter().any(|(_, data)| data.is_programmatic()) {
             return Err(Error::NotSupported);
         }

@@ -101,6 +101,11 @@ impl Graphs {
         Ok(())
     }
 
+    /// Whether a node of an executable graph has a programmatic edge before it.
+    pub fn is_behind_programmatic_edge(&mut self, exec: GraphExecId, node: NodeId) -> Result<bool> {
+        Ok(self.execs.get_mut(exec)?.plan.step_mut(node)?.programmatic)
+    }
+
     /// `cuGraphExecChildGraphNodeSetParams`
     pub fn set_exec_child(&mut self, exec: GraphExecId, node: NodeId, child: GraphId) -> Result<()> {
         let new = self.plan(child)?;
