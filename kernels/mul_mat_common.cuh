@@ -8,7 +8,7 @@
 #include "common/abi.cuh"
 #include "common/quants.cuh"
 
-// Rows of a group of lanes over ggml's layout: 4 or 2; see rows_per_group() of src/cuda/ops/mul_mat.rs.
+// Rows of a group of lanes over ggml's layout: 4 or 2; see LaneGroups of src/cuda/ops/mul_mat.rs.
 #ifndef ROWS_PER_GROUP
 #define ROWS_PER_GROUP 4
 #endif

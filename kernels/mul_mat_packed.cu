@@ -10,8 +10,8 @@
 //           mul_mat_packed_vec4, _vec8 (WIDE): the same without fusion;
 //           mul_mat_packed_rows: GET_ROWS.
 // Limits:   a starts at a multiple of 16 bytes, and so do its planes; its rows are dense; a plane has whole groups of rows, of
-//           which four have fewer than 2^32 bytes. dst is at a multiple of 4 bytes.
-// Floor:    a is read once per 8 columns, b once per 4 rows of a.
+//           which eight have fewer than 2^32 bytes. dst is at a multiple of 4 bytes.
+// Floor:    a is read once per 8 columns, b once per 4 or 8 rows of a.
 #include "common/copy_blocks.cuh"
 #include "common/quantize.cuh"
 #include "mul_mat_dot.cuh"
@@ -21,7 +21,7 @@
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
 #define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
 
-// Rows of a group of lanes, for N columns; see rows_per_group() of src/cuda/ops/mul_mat.rs. With more rows, the instructions before and
+// Rows of a group of lanes, for N columns; see LaneGroups of src/cuda/ops/mul_mat.rs. With more rows, the instructions before and
 // behind the loop over k, and the loads of columns, are shared by more weights; with more columns or longer blocks, there are too few
 // registers.
 template <int N>

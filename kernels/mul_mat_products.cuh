@@ -16,7 +16,7 @@ struct QuantizedResult {
     u64 stride;    // bytes from one quantised column to the next
 };
 
-// As MulMatArgs. With more products, there is one plane, and the results are dense.
+// As MulMatArgs. With more products, there is one plane, and all weights and results are dense.
 struct ProductsArgs {
     const u8 *a, *b;
     u8 *dst;
@@ -25,7 +25,7 @@ struct ProductsArgs {
     const float *biases[3]; // added to the columns of the results, by product; null: nothing is added
     QuantizedResult quantized; // of the dense result of a gated product; packed weights only
     u32 k, m, n;
-    u32 log2_lanes; // at least 5
+    u32 log2_lanes; // at least 5; packed weights only
     u32 planes, b2;
     u32 r2, r3;
     u64 as[3], bs[3];

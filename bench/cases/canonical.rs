@@ -27,11 +27,13 @@ const FEW_TYPES: [usize; 3] = [16, 32, 512];
 pub fn canonical() -> Vec<Case> {
     let s = &Sizes::MODEL;
     let types: Vec<DType> = weights().into_iter().filter(|t| t.can(Capability::Cuda)).collect();
+    let only_read = DType::with_capability(Capability::CudaRead).filter(|t| !t.can(Capability::Cuda));
     let mut cases = Vec::new();
     for n in COLUMNS {
         let types = types.iter().filter(|&&t| !FEW_TYPES.contains(&n) || [F16, Q8_0, Q4_K].contains(&t));
         cases.extend(types.map(|&t| mul_mat(s, t, n)));
     }
+    cases.extend(only_read.map(|t| mul_mat(s, t, 1)));
     cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| unpacked(s, t)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| tied(s, t)));

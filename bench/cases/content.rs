@@ -1,4 +1,4 @@
-//! Fills the leaves of a case's graph: random values, indices or masks, encoded in the tensor's type.
+//! Fills the leaves of a case's graph: random values, indices or masks, encoded in the tensor's type, or random bytes if it has no encoder.
 
 use super::Content;
 use fanout::device::{DeviceError, Queue, Region, UploadSource};
@@ -71,6 +71,11 @@ fn pattern(content: &Content, dtype: DType, ne: [usize; 4]) -> Result<Vec<u8>, B
     Ok(match content {
         Content::Values => {
             let mut rng = fastrand::Rng::with_seed(1);
+            if quantiser(dtype).is_none() {
+                // Any bytes are blocks. Their values may be infinite.
+                let bytes = dtype.row_bytes(PATTERN).ok_or("the pattern is not whole blocks")?;
+                return Ok(std::iter::repeat_with(|| rng.u8(..)).take(bytes).collect());
+            }
             let values: Vec<f32> = (0..PATTERN).map(|_| (0..4).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.7).collect();
             encode(dtype, &values)?
         }

@@ -127,7 +127,8 @@ pub(super) fn launch(
     pointers.extend(quantized_result(products.quantized));
     let mut product = mul_mat_args(a, &planes, layout, groups.log2_lanes, on)?;
     if !products.others.is_empty() {
-        // Dense results of all products. Otherwise, the stride of a result with one row would be 0.
+        // Weights and results of all products are dense. Otherwise, the strides of a first product with one row would be 0.
+        product.a[0] = a.row_bytes() as u64;
         product.dst[0] = size_of::<f32>() as u64;
     }
     let (stride, gated) = (products.quantized, products.gated.into());
