@@ -3,7 +3,7 @@
 //
 // Split-K within a block: in the matrix-vector kernels, a group of `lanes` neighbouring threads shares ROWS rows of a and N
 // columns, and reduces its partial sums at the end. Short rows use few lanes; long rows use up to a whole block if the grid would
-// otherwise have too few warps.
+// otherwise have too few bytes in flight.
 #pragma once
 #include "common/abi.cuh"
 #include "common/quants.cuh"
@@ -12,7 +12,7 @@
 #ifndef ROWS_PER_GROUP
 #define ROWS_PER_GROUP 4
 #endif
-constexpr u32 THREADS = 128, UNPACKED_ROWS = ROWS_PER_GROUP;
+constexpr u32 THREADS = 128, GGML_LAYOUT_ROWS = ROWS_PER_GROUP;
 
 // Binary logarithm of 2, 4 or 8.
 __device__ constexpr u32 log2_of(u32 rows) { return rows == 8 ? 3 : rows / 2; }
@@ -21,7 +21,7 @@ struct MulMatArgs {
     const u8 *a, *b;
     u8 *dst;
     u32 k, m, n;          // elements per row; rows of a per plane; rows of b per plane
-    u32 log2_lanes;       // 2 to 7 (3 to 7 with 8 rows per group); 8 << log2_lanes elements are a multiple of a's block
+    u32 log2_lanes;       // 2 to 7, of packed weights 5 to 7; 8 << log2_lanes elements are a multiple of a's block
     u32 planes, b2;       // planes of b; planes in dimension 2
     u32 r2, r3;           // planes of b per plane of a, in dimensions 2 and 3
     u64 as[3], bs[3];     // byte strides of rows and planes
@@ -144,8 +144,8 @@ __device__ __forceinline__ u32 first_row(u32 log2_lanes, u32 block = blockIdx.x)
     return ((block << (7 - log2_lanes)) + (threadIdx.x >> log2_lanes)) * ROWS;
 }
 
-// Halves the rows of a thread until one is left, which is sums[0]: it gives its sums of one half to the thread at a distance that keeps
-// this half.
+// Reduce-scatter by recursive halving: in each step, a lane sends the sums of one half of its rows to the lane at a distance, by a shuffle,
+// and keeps the other half; sums[0] is left. 8 rows take 4 + 2 + 1 shuffles, instead of 8 in each step.
 template <u32 HALF, u32 ROWS, int N>
 __device__ __forceinline__ void halve_rows(float (&sums)[ROWS][N], u32 distance) {
     const bool upper = threadIdx.x & distance;
@@ -166,34 +166,34 @@ __device__ __forceinline__ void halve_rows(float (&sums)[ROWS][N], u32 distance)
 template <bool WHOLE_WARPS = false, u32 ROWS, int N, class Store>
 __device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 block, float (&sums)[ROWS][N], Store store) {
     constexpr u32 LOG2_ROWS = log2_of(ROWS);
-    const u32 log2_together = WHOLE_WARPS ? 5 : min(log2_lanes, 5u), together = 1 << log2_together;
-    halve_rows<ROWS / 2>(sums, together / 2);
-    const u32 parts_of_row = together >> LOG2_ROWS; // this many lanes have a part of the same sum
+    const u32 log2_shuffle_lanes = WHOLE_WARPS ? 5 : min(log2_lanes, 5u), shuffle_lanes = 1 << log2_shuffle_lanes;
+    halve_rows<ROWS / 2>(sums, shuffle_lanes / 2);
+    const u32 lanes_per_sum = shuffle_lanes >> LOG2_ROWS; // this many lanes have a part of the same sum
 #pragma unroll
     for (u32 distance = 16 >> LOG2_ROWS; distance > 0; distance /= 2) {
 #pragma unroll
         for (int c = 0; c < N; c++) {
             const float other = __shfl_xor_sync(0xffffffff, sums[0][c], distance);
-            if (WHOLE_WARPS || distance < parts_of_row) sums[0][c] += other;
+            if (WHOLE_WARPS || distance < lanes_per_sum) sums[0][c] += other;
         }
     }
-    const bool first = (threadIdx.x & (parts_of_row - 1)) == 0;
-    const u32 row = (threadIdx.x >> (log2_together - LOG2_ROWS)) % ROWS, rows_before = block << (7 - log2_lanes) << LOG2_ROWS;
+    const bool stores = (threadIdx.x & (lanes_per_sum - 1)) == 0;
+    const u32 row = (threadIdx.x >> (log2_shuffle_lanes - LOG2_ROWS)) % ROWS, rows_before = block << (7 - log2_lanes) << LOG2_ROWS;
     if (log2_lanes <= 5) {
         const u32 r = rows_before + (threadIdx.x >> log2_lanes << LOG2_ROWS) + row;
-        if (first && r < of.m) {
+        if (stores && r < of.m) {
 #pragma unroll
             for (int c = 0; c < N; c++) {
                 if (c < of.n) store((float *)(of.dst + r * of.d0 + c * of.d1), sums[0][c], r, c);
             }
         }
-        __syncwarp(); // the lanes shuffle together again for the next columns
+        __syncwarp(); // the lanes shuffle shuffle_lanes again for the next columns
         return;
     }
     // A group has two or four warps, whose parts of a sum lie side by side in shared memory.
     __shared__ float parts[N][THREADS / 32 * ROWS];
     const u32 log2_warps = log2_lanes - 5, warp = threadIdx.x / 32;
-    if (first) {
+    if (stores) {
         const u32 at = (((warp >> log2_warps) * ROWS + row) << log2_warps) + (warp & ((1 << log2_warps) - 1));
 #pragma unroll
         for (int c = 0; c < N; c++) parts[c][at] = sums[0][c];

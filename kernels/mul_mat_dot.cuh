@@ -40,7 +40,7 @@ __device__ __noinline__ float quant_dot_of_bytes(const u8 *row, const u8 *column
 
 // A lane's block of ROWS neighbouring rows in ggml's layout, from `row` on. Rows beyond the end are the last one again. Blocks are at
 // multiples of ALIGN bytes.
-template <class T, u32 ROWS = UNPACKED_ROWS, int ALIGN = T::template align<true>()>
+template <class T, u32 ROWS = GGML_LAYOUT_ROWS, int ALIGN = T::template align<true>()>
 struct RowCursor {
     enum : u32 { COUNT = ROWS };
     const u8 *rows[ROWS];
@@ -158,11 +158,11 @@ __device__ __forceinline__ bool aligned_rows(u64 a, u64 dst) {
     return a % alignment_of(T::BYTES) == 0 && dst % 4 == 0;
 }
 
-// Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
+// Grid: x = groups of 128 / lanes * GGML_LAYOUT_ROWS rows, y = groups of N columns, z = planes.
 template <class T, int N>
 __device__ __forceinline__ void quant_mat_vec(const MulMatArgs &args) {
     const u64 as = args.as[0] | args.as[1] | args.as[2], ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
-    const u32 log2_lanes = args.log2_lanes, rows = THREADS * UNPACKED_ROWS >> log2_lanes;
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * GGML_LAYOUT_ROWS >> log2_lanes;
     if (aligned_rows<T>((u64)args.a | as, (u64)args.dst | ds)) {
         for_columns<N>(args, [=](const Matrices &of) { quant_multiply<T, N, RowCursor<T>>(of, log2_lanes); });
     } else {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void quant_mat_vec(const MulMatArgs &args) {
 template <class T>
 __device__ __forceinline__ void quant_routed(const MulMatIdArgs &args) {
     const u64 as = args.as[0] | args.as[1], ds = args.ds[0] | args.ds[1] | args.ds[2];
-    const u32 log2_lanes = args.log2_lanes, rows = THREADS * UNPACKED_ROWS >> log2_lanes;
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * GGML_LAYOUT_ROWS >> log2_lanes;
     if (aligned_rows<T>((u64)args.a | as, (u64)args.dst | ds)) {
         for_slots(args, [=](const Matrices &of) { quant_multiply<T, 1, RowCursor<T>>(of, log2_lanes); });
     } else {

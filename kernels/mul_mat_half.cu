@@ -169,6 +169,7 @@ __device__ __forceinline__ void half_mat_mul(const ProductsArgs &args) {
     const u64 gate = args.gated ? (u64)args.more_a[0] : 0, strides = args.strides;
     const Access how = access<T>((u64)product.args.a | gate | strides % 16, (u64)args.b | strides / 16 % 16,
                                  (u64)product.args.dst | strides / 256);
+    // Only aligned operands are fused (src/cuda/ops/mul_mat_fused.rs): there is one product then, without a bias.
     if (how == BYTES) {
         for_columns<N>(product.args, [](const Matrices &of) { products_of_bytes(of, HALF_ROWS, N, dot_of_bytes<T>); });
     } else {

@@ -24,11 +24,12 @@
 // Rows of a group of lanes, for N columns; see LaneGroups of src/cuda/ops/mul_mat.rs. With more rows, the instructions before and
 // behind the loop over k, and the loads of columns, are shared by more weights; with more columns or longer blocks, there are too few
 // registers.
+constexpr u32 PACKED_ROWS = 4, PACKED_ROWS_ONE_COLUMN = 8;
 template <int N>
-__device__ constexpr u32 packed_rows() { return TYPE::LEN == 32 && N == 1 ? 8 : 4; }
+__device__ constexpr u32 packed_rows() { return TYPE::LEN == 32 && N == 1 ? PACKED_ROWS_ONE_COLUMN : PACKED_ROWS; }
 
 #ifdef WIDE
-// Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
+// Grid: x = groups of 128 / lanes * packed_rows<N>() rows, y = groups of N columns, z = planes.
 template <int N>
 __device__ __forceinline__ void wide_mat_vec(const MulMatArgs &args) {
     const u32 log2_lanes = args.log2_lanes;
@@ -93,10 +94,9 @@ __device__ __forceinline__ void packed_mat_vec(const ProductsArgs &args) {
     }
 }
 
-// Minimum of blocks per multiprocessor, about as many as without fusion: otherwise, ptxas would take up to 40 more registers for the same
-// loop. With more blocks, some targets would spill registers; those of types with a plane of high bits (Q3_K and Q5_K) earlier.
+// Minimum of blocks per multiprocessor, as many as the registers of the loop permit: otherwise, ptxas would take up to 40 more for it. With more blocks, some targets would spill registers; those of types with a plane of high bits (Q3_K and Q5_K) earlier.
 constexpr bool HAS_HIGH_BITS = TYPE::LEN == 256 && (TYPE::BYTES == 110 || TYPE::BYTES == 176);
-constexpr int BLOCKS1 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 3 : 4, BLOCKS2 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 2 : 3;
+constexpr int BLOCKS1 = HAS_HIGH_BITS ? 3 : 4, BLOCKS2 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 2 : 3;
 
 ENTRY(mul_mat_packed_vec1, 128, BLOCKS1)(ProductsArgs args) { packed_mat_vec<1>(args); }
 ENTRY(mul_mat_packed_vec2, 128, BLOCKS2)(ProductsArgs args) { packed_mat_vec<2>(args); }

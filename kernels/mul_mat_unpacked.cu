@@ -21,9 +21,9 @@ __device__ __noinline__ void multiply_unpacked(Matrices of, u32 log2_lanes) {
     constexpr int WIDE = TYPE::align<true>(), NARROW = TYPE::align<false>();
     keep(of.a); // in global memory, which the parameters of a function do not say
     if (WIDE == NARROW || ((u64)of.a | of.a1) % WIDE == 0) {
-        quant_multiply<TYPE, N, RowCursor<TYPE, UNPACKED_ROWS, WIDE>>(of, log2_lanes);
+        quant_multiply<TYPE, N, RowCursor<TYPE, GGML_LAYOUT_ROWS, WIDE>>(of, log2_lanes);
     } else if constexpr (N == 1) {
-        quant_multiply<TYPE, 1, RowCursor<TYPE, UNPACKED_ROWS, NARROW>, CodesDot<TYPE, 16>>(of, log2_lanes);
+        quant_multiply<TYPE, 1, RowCursor<TYPE, GGML_LAYOUT_ROWS, NARROW>, CodesDot<TYPE, 16>>(of, log2_lanes);
     } else {
 #pragma unroll 1
         for (u32 c = 0; c < min(of.n, N); c++) {

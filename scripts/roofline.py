@@ -216,10 +216,10 @@ def layers(target, rows):
     for case, kernels in found.items():
         launches = sum(row["emulator"]["launches"] for _, row in kernels)
         time = sum(row["model"]["us"] for _, row in kernels)
-        # Little is read twice, and never from memory.
+        # Each distinct byte crosses the memory bus once at least.
         roof = sum(row["emulator"]["distinct_bytes"] for _, row in kernels) / gpu.bytes_per_second * 1e6
         yield f"\n{case}: {launches} launches, {time:.1f} us by the model, {100 * roof / time:.0f} % of the memory roof; "
-        if int(target) >= 90:
+        if gpu.dependent_launch:
             dependent = time - launches * (model.LAUNCH_SECONDS - model.DEPENDENT_LAUNCH_SECONDS) * 1e6
             yield f"with programmatic dependent launch {dependent:.1f} us, {100 * roof / dependent:.0f} %; "
         yield f"{LAYERS} layers {LAYERS * launches} launches, {LAYERS * time / 1e3:.2f} ms.\n\n"

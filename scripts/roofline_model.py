@@ -9,8 +9,8 @@ import math
 
 # Shares of the peak rates that kernels reach.
 ISSUE_SHARE, SHARED_SHARE, TENSOR_SHARE, MEMORY_SHARE = 0.45, 0.45, 0.65, 0.9
-# Seconds between the end of a kernel and the start of the next one in a CUDA graph; and with programmatic dependent launch, which is
-# estimated to make decoding faster by 8 % to 13 %: the lower end.
+# Seconds between the end of a kernel and the start of the next one in a CUDA graph; and with programmatic dependent launch. The latter is
+# assumed: 0.5 us less for each launch is the lower end of the 8 % to 13 % that are expected for decoding.
 LAUNCH_SECONDS, DEPENDENT_LAUNCH_SECONDS = 1.3e-6, 0.8e-6
 # A multiprocessor has 4 schedulers; each issues one warp instruction per cycle.
 SCHEDULERS = 4
@@ -33,12 +33,13 @@ class Gpu:
     shared: int  # bytes of shared memory per multiprocessor
     tensor: dict  # multiply-adds per cycle and multiprocessor by type: bench/gpu_rates.rs
     fp64_cycles: int  # of a warp instruction, per scheduler
+    dependent_launch: bool  # whether it has programmatic dependent launch
 
 
 GPUS = {
-    "86": Gpu("A40", 84, 1.74e9, 696e9, 0.6e-6, 48, 16, 100 << 10, {"f16": 512, "tf32": 256, "int8": 1024}, 64),
-    "90": Gpu("H200", 132, 1.98e9, 4.8e12, 0.7e-6, 64, 32, 228 << 10, {"f16": 2048, "tf32": 1024, "int8": 4096}, 2),
-    "100": Gpu("B200", 148, 1.965e9, 8e12, 0.8e-6, 64, 32, 228 << 10, {"f16": 4096, "tf32": 2048, "int8": 8192}, 2),
+    "86": Gpu("A40", 84, 1.74e9, 696e9, 0.6e-6, 48, 16, 100 << 10, {"f16": 512, "tf32": 256, "int8": 1024}, 64, False),
+    "90": Gpu("H200", 132, 1.98e9, 4.8e12, 0.7e-6, 64, 32, 228 << 10, {"f16": 2048, "tf32": 1024, "int8": 4096}, 2, True),
+    "100": Gpu("B200", 148, 1.965e9, 8e12, 0.8e-6, 64, 32, 228 << 10, {"f16": 4096, "tf32": 2048, "int8": 8192}, 2, True),
 }
 
 

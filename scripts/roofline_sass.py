@@ -218,7 +218,7 @@ def facts(function, lines):
     """Counts of an entry: of a pass through the main loop (or the body), and executions in the loop and in the whole kernel.
 
     Instructions that warps execute in a part of the passes, or several times in a pass, count accordingly. `executed`, and
-    `pipes` are warp instructions of all passes; `body_…` those of the whole kernel.
+    `pipes` are warp instructions of all passes; `body_…` those of the whole kernel. `load_bytes_at_a_time` are of a thread.
     """
     counts = execution_counts(function, lines)
     start, end, is_loop = main_loop(function, counts)
@@ -227,7 +227,8 @@ def facts(function, lines):
     shares = [count / passes if passes else 0.0 for count in main]
     per_pass = lambda value: round(sum(share * value(each) for share, each in zip(shares, code)), 2)
     global_bytes = lambda each: each.bytes if each.head in ("LDG", "LDGSTS") else 0
-    # What a warp loads at a time: a pass of the loop. If that runs once, its loads overlap with those before it.
+    # Bytes that a thread loads at a time: in a pass of the loop. If that runs once, its loads overlap with those before it; those behind it
+    # count, too, which makes this an upper bound.
     warps = counts[0] if counts else 0
     at_a_time = per_pass(global_bytes)
     if warps and passes <= warps:

@@ -202,8 +202,9 @@ __device__ __forceinline__ void look_up_fp4(const unsigned (&words)[4], unsigned
 }
 constexpr int FP4_BIAS = 12;
 
-// The scale of a block is taken twice, and that of the activations once in two, since the exponent is that of the double scale. Blocks whose
-// scale is 2^-128, below the normal floats, count as zeros, and 2^127, which is the code of NaN, as infinity: as in ggml's CUDA kernels.
+// d is 2^(e - 127), twice the scale of the codes, because that is one shift; Column halves the scale of the activations in return. e = 0 (2^-128
+// for the codes, a denormal float, which ggml's CUDA kernels flush to zero) gives 0, and e = 255 (NaN of E8M0) infinity. The kernels for
+// more columns, and GET_ROWS, take 2^-128 and 2^127, as the CPU does.
 template <>
 struct QuantDot<MXFP4> {
     static constexpr int UNIT = 32;

@@ -205,8 +205,8 @@ pub(super) struct NodeLaunches {
     pub(super) quantizing: Vec<QuantizingLaunch>,
     /// What is launched instead while weights are packed.
     pub(super) packed: Option<PackedLaunches>,
-    /// Whether blocks read source 1 while others write the result. If that lies on the source, fused nodes run one by one.
-    pub(super) reads_source1_late: bool,
+    /// Whether blocks read source 1 while others already store the result. If that overlaps the source, fused nodes run one by one.
+    pub(super) forbids_dst_on_source1: bool,
 }
 
 /// A launch that also writes its contiguous result as quantised columns, to [`Ptr::ResultColumns`].

@@ -124,7 +124,7 @@ impl<'a> ProgramBuilder<'a> {
     /// Adds the launches of a node or of fused nodes, which run if all conditions of `when` hold.
     fn add(&mut self, call: KernelCall<NodeLaunches>, when: &[LayoutCondition]) -> Result<(), DeviceError> {
         let KernelCall { kernel, dst, srcs, nodes, .. } = call;
-        let NodeLaunches { launches, scratch, columns, quantizing, packed, reads_source1_late } = kernel;
+        let NodeLaunches { launches, scratch, columns, quantizing, packed, forbids_dst_on_source1 } = kernel;
         self.scratch = self.scratch.max(scratch);
         let dst = self.placed(dst)?;
         if srcs.len() > MAX_SRC {
@@ -136,7 +136,7 @@ impl<'a> ProgramBuilder<'a> {
         // Weights that the launches can read packed; everything else is in rows.
         let spans = packed.as_ref().and_then(|packed| self.add_packable(packed, &operands));
         let is_fused = nodes.len() > 1;
-        let would_overwrite = reads_source1_late && source.is_some_and(|source| source.overlaps(&dst));
+        let would_overwrite = forbids_dst_on_source1 && source.is_some_and(|source| source.overlaps(&dst));
         // For block types, only packed weights have the fused kernel.
         if is_fused && (would_overwrite || packed.is_some() && spans.is_none()) {
             return self.add_one_by_one(&nodes, when);

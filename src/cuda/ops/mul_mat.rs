@@ -23,11 +23,19 @@ use products::{PackedIdArgs, Products};
 
 /// Threads per block of the vector kernels.
 const VEC_THREADS: u32 = 128;
-/// Bytes of weights that the vector kernels load at a time on each multiprocessor to hide the latency of loads: by Little's law, 0.7 us of
-/// the 4.8 TB/s of an H200. If a grid would load less, more lanes share each row (split-K within a block). Kernels that load few bytes at
-/// a time are limited by instructions, so a number of warps is enough for them.
-const BYTES_TO_HIDE_LATENCY: u64 = 25 << 10;
-const WARPS_TO_HIDE_LATENCY: u64 = 16;
+/// Bytes of weights in flight on each multiprocessor that saturate the memory (Little's law: 0.7 us of the 4.8 TB/s of an H200 with 132
+/// multiprocessors; a B200 would need 42 KiB, an A40 5). If a grid has less, more lanes share each row (split-K within a block).
+const BYTES_IN_FLIGHT_PER_SM: u64 = 25 << 10;
+
+/// Warps per multiprocessor that are enough for any type: decoding types with few bytes is limited by instructions.
+const MAX_WARPS_FOR_LATENCY: u64 = 16;
+
+/// Rows of a group of lanes: for packed weights, and with one column of blocks of 32 (`packed_rows` of kernels/mul_mat_packed.cu); in
+/// ggml's layout (`ROWS_PER_GROUP` of kernels/mul_mat_common.cuh), and for types that are only read.
+const PACKED_ROWS: usize = 4;
+const PACKED_ROWS_ONE_COLUMN: usize = 8;
+const GGML_LAYOUT_ROWS: usize = 4;
+const ONLY_READ_ROWS: usize = 2;
 
 /// Most columns for the vector kernels, if there are tensor cores.
 const MAX_VEC_COLUMNS: u32 = 8;
@@ -174,7 +182,7 @@ enum ProductKernel {
     /// Vector kernels: columns per block.
     Vec { width: u32 },
     /// Vector kernels of packed weights for few columns, which also compute fused products.
-    Fusing { width: u32 },
+    PackedVec { width: u32 },
     /// F16 and BF16 on tensor cores, few columns: columns per block. Also compute fused products.
     Half { width: u32 },
     /// Plain types on tensor cores, many columns.
@@ -193,7 +201,7 @@ impl ProductKernel {
                 let most = if dtype.block_len() == 256 { MAX_MMA_COLUMNS_K } else { MAX_MMA_COLUMNS };
                 ProductKernel::Mma { tiles: width.clamp(MMA_TILE_COLUMNS, most) / MMA_TILE_COLUMNS }
             }
-            (true, WeightLayout::Packed) if n <= MAX_DOT_COLUMNS => ProductKernel::Fusing { width },
+            (true, WeightLayout::Packed) if n <= MAX_DOT_COLUMNS => ProductKernel::PackedVec { width },
             (true, WeightLayout::Packed) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
             (true, WeightLayout::Ggml) => ProductKernel::Vec { width: if n > 1 { UNPACKED_VEC_COLUMNS } else { 1 } },
             (false, _) if mma && dtype != DType::F32 && n <= MAX_HALF_COLUMNS => {
@@ -324,7 +332,7 @@ pub(super) fn mul_mat_launch(
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
     let others = |width: u32| counted(width).0.saturating_mul(counted(width).1);
     let (module, entry, width, in_x, log2_lanes, threads) = match ProductKernel::of(a, n, layout, on) {
-        ProductKernel::Half { .. } | ProductKernel::Fusing { .. } => {
+        ProductKernel::Half { .. } | ProductKernel::PackedVec { .. } => {
             return products::launch(weights, columns, to, &Products::default(), on);
         }
         ProductKernel::Vec { width } => {
@@ -350,7 +358,7 @@ pub(super) fn mul_mat_launch(
 }
 
 /// Warps per block of the kernels for F16 and BF16, which split k: enough to hide the latency of loads with this many blocks, but no
-/// more than have work.
+/// more than have work. A multiple of 4: a thread of kernels/mul_mat_half.cu stores one of 16 x 8 elements at most.
 fn half_warps(k: u32, blocks: u64, on: &NodeOnGpu<'_>) -> u32 {
     let wanted = u64::from(on.gpu.multiprocessors) * HALF_WARPS_TO_HIDE_LATENCY;
     [4, 8].into_iter().find(|&warps| u64::from(warps) * blocks >= wanted || k <= 128 * warps).unwrap_or(16)
@@ -423,16 +431,16 @@ impl LaneGroups {
         on: &NodeOnGpu<'_>,
     ) -> LaneGroups {
         let (k, dtype) = (a.ne()[0], a.dtype());
-        // `packed_rows` of kernels/mul_mat_packed.cu; ROWS_PER_GROUP of kernels/mul_mat_common.cuh.
         let rows = match layout {
-            WeightLayout::Packed if dtype.block_len() == 32 && width == 1 => 8,
-            WeightLayout::Ggml if !dtype.can(Capability::Cuda) => 2,
-            _ => 4,
+            WeightLayout::Packed if dtype.block_len() == 32 && width == 1 => PACKED_ROWS_ONE_COLUMN,
+            WeightLayout::Packed => PACKED_ROWS,
+            WeightLayout::Ggml if dtype.can(Capability::Cuda) => GGML_LAYOUT_ROWS,
+            WeightLayout::Ggml => ONLY_READ_ROWS,
         };
         let least = if layout == WeightLayout::Packed || dtype.block_len() > 32 { 5 } else { 2 };
         let unit = unit_len(dtype);
         let step_bytes = (rows * unit * dtype.block_bytes() / dtype.block_len()) as u64;
-        let lanes = (BYTES_TO_HIDE_LATENCY / step_bytes).min(32 * WARPS_TO_HIDE_LATENCY);
+        let lanes = (BYTES_IN_FLIGHT_PER_SM / step_bytes).min(32 * MAX_WARPS_FOR_LATENCY);
         let wanted = u64::from(on.gpu.multiprocessors) * lanes;
         let groups = m.div_ceil(rows) as u64;
         let mut log2_lanes = (k / 32).max(1).ilog2().clamp(least, 5);

@@ -42,8 +42,9 @@ pub(super) fn gated(op: &GatedProduct, on: &NodeOnGpu<'_>) -> Option<NodeLaunche
     if op.kind != GluKind::Swiglu || !on.dst().is_contiguous() {
         return None;
     }
-    let span =
-        |source| if op.product.by_id { packed_span(on, source).map(Weights::Packed) } else { matrix(on, source) };
+    let span = |source| {
+        if op.product.by_id { packed_span(on, source).map(FusableWeights::Packed) } else { matrix(on, source) }
+    };
     let weights = vec![(0, span(0)?), (2, span(2)?)];
     let kernel = |quantized| {
         if op.product.by_id {
@@ -54,8 +55,8 @@ pub(super) fn gated(op: &GatedProduct, on: &NodeOnGpu<'_>) -> Option<NodeLaunche
     };
     let first = on.node.srcs.get(0)?;
     let mut fused = with_weights(kernel(0)?, weights);
-    // Converted columns lie elsewhere.
-    fused.reads_source1_late = fused.columns.is_none() && fused.packed.is_none();
+    // Converted columns are a copy in scratch memory, so the result may overlap source 1.
+    fused.forbids_dst_on_source1 = fused.columns.is_none() && fused.packed.is_none();
     if !first.dtype().is_block() {
         return Some(fused);
     }
@@ -71,22 +72,22 @@ pub(super) fn gated(op: &GatedProduct, on: &NodeOnGpu<'_>) -> Option<NodeLaunche
 }
 
 /// Weights that a kernel for fused products can read.
-enum Weights {
+enum FusableWeights {
     Packed(PackedSpan),
     /// Of F16 or BF16, dense.
     Dense,
 }
 
 /// The weights of one matrix.
-fn matrix(on: &NodeOnGpu<'_>, source: usize) -> Option<Weights> {
+fn matrix(on: &NodeOnGpu<'_>, source: usize) -> Option<FusableWeights> {
     let a: &TensorDesc = on.node.srcs.get(source)?;
     if a.ne()[2..] != [1, 1] {
         return None;
     }
     if a.dtype().is_block() {
-        return packed_span(on, source).map(Weights::Packed);
+        return packed_span(on, source).map(FusableWeights::Packed);
     }
-    (on.node.aligned && a.is_contiguous()).then_some(Weights::Dense)
+    (on.node.aligned && a.is_contiguous()).then_some(FusableWeights::Dense)
 }
 
 fn packed_span(on: &NodeOnGpu<'_>, source: usize) -> Option<PackedSpan> {
@@ -94,12 +95,12 @@ fn packed_span(on: &NodeOnGpu<'_>, source: usize) -> Option<PackedSpan> {
 }
 
 /// Launches that run only while all packed weights are packed.
-fn with_weights(kernel: NodeLaunches, weights: Vec<(usize, Weights)>) -> NodeLaunches {
+fn with_weights(kernel: NodeLaunches, weights: Vec<(usize, FusableWeights)>) -> NodeLaunches {
     let spans: Vec<_> = weights
         .into_iter()
         .filter_map(|(source, weights)| match weights {
-            Weights::Packed(span) => Some((source, span)),
-            Weights::Dense => None,
+            FusableWeights::Packed(span) => Some((source, span)),
+            FusableWeights::Dense => None,
         })
         .collect();
     if spans.is_empty() {

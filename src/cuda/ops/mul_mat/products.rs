@@ -70,7 +70,7 @@ pub(in super::super) fn products(on: &NodeOnGpu<'_>, products: &Products) -> Res
     let planes = Planes::of(a, &columns.shape, on)?;
     let layout = if a.dtype().is_block() { WeightLayout::Packed } else { WeightLayout::Ggml };
     let fuses = match ProductKernel::of(a, planes.n, layout, on) {
-        ProductKernel::Fusing { width } | ProductKernel::Half { width } => planes.n <= width,
+        ProductKernel::PackedVec { width } | ProductKernel::Half { width } => planes.n <= width,
         _ => false,
     };
     if !fuses || planes.counts != [1, 1] || products.others.len() > MAX_MORE {
@@ -106,11 +106,11 @@ pub(super) fn launch(
     let in_z = u64::from(planes.count(on)?);
     let all_rows = products.others.iter().fold(a.ne()[1], |all, other| all + other.rows);
     let kernel = ProductKernel::of(a, planes.n, layout, on);
-    let (ProductKernel::Fusing { width } | ProductKernel::Half { width }) = kernel else {
+    let (ProductKernel::PackedVec { width } | ProductKernel::Half { width }) = kernel else {
         return Err(on.unsupported("bug: a kernel that does not fuse products"));
     };
     let in_y = u64::from(planes.n.div_ceil(width));
-    let groups = LaneGroups::of(a, layout, width, (all_rows, in_y.saturating_mul(in_z)), on);
+    let groups = LaneGroups::of(a, layout, width, (all_rows, in_y.saturating_mul(in_z)), on); // not for halves
     let is_half = matches!(kernel, ProductKernel::Half { .. });
     let blocks_of = |m: usize| if is_half { m.div_ceil(MMA_ROWS as usize) as u64 } else { groups.blocks(m) };
     let (mut more, mut in_x) = ([NO_PRODUCT; MAX_MORE], blocks_of(a.ne()[1]));
