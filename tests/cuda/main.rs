@@ -12,11 +12,11 @@
 mod abort;
 mod counts;
 mod fixture;
+mod fused_products;
 mod hardware;
 mod launches;
 mod modules;
 mod packed;
-mod fused_products;
 mod pinned;
 mod pipeline;
 mod programmatic;

@@ -132,8 +132,8 @@ pub(super) fn launch(
         product.dst[0] = size_of::<f32>() as u64;
     }
     let (stride, gated) = (products.quantized, products.gated.into());
-    let bits = |strides: &[u64]| strides.iter().fold(0, |all, stride| all | stride % 16) as u32;
-    let strides = bits(&product.a) | bits(&product.b) << 4 | bits(&product.dst) << 8;
+    let bits = |strides: &[u64]| strides.iter().fold(0, |all, stride| all | (stride % 16)) as u32;
+    let strides = bits(&product.a) | (bits(&product.b) << 4) | (bits(&product.dst) << 8);
     let args = ProductsArgs { stride, product, more, gated, strides };
     let grid = [in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)];
     if is_half {
