@@ -86,7 +86,8 @@ struct PackedCursor {
 #pragma unroll
             for (int f = 0; f < T::Fields::COUNT; f++) {
                 if (r >= left) distances[r][f] = 0;
-                asm volatile("" : "+r"(distances[r][f])); // hides how it was computed, as the step of quant_sums
+                // Hides how it was computed, as the step of quant_sums. Longer blocks have too few registers for that.
+                if (T::LEN == 32) asm volatile("" : "+r"(distances[r][f]));
             }
         }
     }

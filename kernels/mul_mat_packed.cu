@@ -11,7 +11,7 @@
 //           mul_mat_packed_rows: GET_ROWS.
 // Limits:   a starts at a multiple of 16 bytes, and so do its planes; its rows are dense; a plane has whole groups of rows, of
 //           which eight have fewer than 2^32 bytes. dst is at a multiple of 4 bytes.
-// Floor:    a is read once per 8 columns, b once per 4 or 8 rows of a.
+// Floor:    a is read once per 8 columns, b once per 2 to 8 rows of a.
 #include "common/copy_blocks.cuh"
 #include "common/quantize.cuh"
 #include "mul_mat_dot.cuh"
@@ -24,9 +24,12 @@
 // Rows of a group of lanes, for N columns; see LaneGroups of src/cuda/ops/mul_mat.rs. With more rows, the instructions before and
 // behind the loop over k, and the loads of columns, are shared by more weights; with more columns or longer blocks, there are too few
 // registers.
-constexpr u32 PACKED_ROWS = 4, PACKED_ROWS_ONE_COLUMN = 8;
+constexpr u32 PACKED_ROWS = 4, PACKED_ROWS_ONE_COLUMN = 8, PACKED_ROWS_K_EIGHT_COLUMNS = 2;
 template <int N>
-__device__ constexpr u32 packed_rows() { return TYPE::LEN == 32 && N == 1 ? PACKED_ROWS_ONE_COLUMN : PACKED_ROWS; }
+__device__ constexpr u32 packed_rows() {
+    if (TYPE::LEN == 32 && N == 1) return PACKED_ROWS_ONE_COLUMN;
+    return TYPE::LEN == 256 && N == 8 ? PACKED_ROWS_K_EIGHT_COLUMNS : PACKED_ROWS;
+}
 
 #ifdef WIDE
 // Grid: x = groups of 128 / lanes * packed_rows<N>() rows, y = groups of N columns, z = planes.

@@ -30,10 +30,11 @@ const BYTES_IN_FLIGHT_PER_SM: u64 = 25 << 10;
 /// Warps per multiprocessor that are enough for any type: decoding types with few bytes is limited by instructions.
 const MAX_WARPS_FOR_LATENCY: u64 = 16;
 
-/// Rows of a group of lanes: for packed weights, and with one column of blocks of 32 (`packed_rows` of kernels/mul_mat_packed.cu); in
-/// ggml's layout (`ROWS_PER_GROUP` of kernels/mul_mat_common.cuh), and for types that are only read.
+/// Rows of a group of lanes: for packed weights, with one column of blocks of 32, and with eight columns of K types (`packed_rows` of
+/// kernels/mul_mat_packed.cu); in ggml's layout (`ROWS_PER_GROUP` of kernels/mul_mat_common.cuh), and for types that are only read.
 const PACKED_ROWS: usize = 4;
 const PACKED_ROWS_ONE_COLUMN: usize = 8;
+const PACKED_ROWS_K_EIGHT_COLUMNS: usize = 2;
 const GGML_LAYOUT_ROWS: usize = 4;
 const ONLY_READ_ROWS: usize = 2;
 
@@ -433,6 +434,7 @@ impl LaneGroups {
         let (k, dtype) = (a.ne()[0], a.dtype());
         let rows = match layout {
             WeightLayout::Packed if dtype.block_len() == 32 && width == 1 => PACKED_ROWS_ONE_COLUMN,
+            WeightLayout::Packed if dtype.block_len() == 256 && width == 8 => PACKED_ROWS_K_EIGHT_COLUMNS,
             WeightLayout::Packed => PACKED_ROWS,
             WeightLayout::Ggml if dtype.can(Capability::Cuda) => GGML_LAYOUT_ROWS,
             WeightLayout::Ggml => ONLY_READ_ROWS,

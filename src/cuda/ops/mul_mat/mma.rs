@@ -90,7 +90,9 @@ fn mma_launch(a: &TensorDesc, planes: &Planes, tiles: u32, on: &NodeOnGpu<'_>) -
 #[cfg(test)]
 mod tests {
     use super::super::super::kernel_constants::assert_constants;
-    use super::super::{GGML_LAYOUT_ROWS, ONLY_READ_ROWS, PACKED_ROWS, PACKED_ROWS_ONE_COLUMN, VEC_THREADS};
+    use super::super::{
+        GGML_LAYOUT_ROWS, ONLY_READ_ROWS, PACKED_ROWS, PACKED_ROWS_K_EIGHT_COLUMNS, PACKED_ROWS_ONE_COLUMN, VEC_THREADS,
+    };
     use super::*;
 
     #[test]
@@ -103,7 +105,11 @@ mod tests {
         assert_constants(include_str!("../../../../kernels/mul_mat_common.cuh"), &expected);
         let expected = [("ROWS_PER_GROUP", ONLY_READ_ROWS as u64)];
         assert_constants(include_str!("../../../../kernels/mul_mat_unpacked.cu"), &expected);
-        let expected = [("PACKED_ROWS", PACKED_ROWS as u64), ("PACKED_ROWS_ONE_COLUMN", PACKED_ROWS_ONE_COLUMN as u64)];
+        let expected = [
+            ("PACKED_ROWS", PACKED_ROWS as u64),
+            ("PACKED_ROWS_ONE_COLUMN", PACKED_ROWS_ONE_COLUMN as u64),
+            ("PACKED_ROWS_K_EIGHT_COLUMNS", PACKED_ROWS_K_EIGHT_COLUMNS as u64),
+        ];
         assert_constants(include_str!("../../../../kernels/mul_mat_packed.cu"), &expected);
         assert_constants(include_str!("../../../../kernels/mul_mat_half.cu"), &[("HALF_ROWS", MMA_ROWS.into())]);
     }
