@@ -189,6 +189,41 @@ fn matrices_of_one_row_are_packed() {
     }
 }
 
+/// The scale of a block of MXFP4 is an exponent: each that is a normal float gives the products of the CPU, with one column and on tensor
+/// cores.
+#[test]
+fn every_scale_of_mxfp4_is_exact() {
+    // One block in each row, as many rows as are packed. The codes of a row are 0 to 15 in some order.
+    let rows = 1024;
+    let weight: Vec<u8> = (0..rows)
+        .flat_map(|row| {
+            let nibble = move |i: usize| ((row + i) * 7 % 16) as u8;
+            let exponent = 1 + (row % 240) as u8; // larger ones give infinite products
+            [exponent].into_iter().chain((0..16).map(move |i| nibble(i) | (nibble(i + 5) << 4)))
+        })
+        .collect();
+    for n in [1, 3] {
+        let graph = product(MXFP4, [32, rows, 1, 1], n);
+        let input = bytes_of(&noise(3, 32 * n));
+        let mut gpu = Gpu::new();
+        let device = Arc::clone(&gpu.fixture.devices[0]);
+        let buffer = filled(&*device, &mut *gpu.queue, &weight);
+        let bound = Bound::new(&*device, &graph, &buffer);
+        let got = [(); 2].map(|()| bound.result(&mut *gpu.queue, &input)); // the first run packs
+        assert_eq!(gpu.conversions(), 1);
+        let want = on_cpu(&graph, &weight, &input);
+        for (i, (&got, &want)) in got[1].iter().zip(&want).enumerate() {
+            // Values below the normal floats have few digits.
+            assert!(
+                (got - want).abs() <= 1e-5 * want.abs() + f32::MIN_POSITIVE,
+                "{n} columns, result {i}: {got} {want}"
+            );
+        }
+        drop((bound, buffer, device));
+        gpu.end();
+    }
+}
+
 /// A queue that packed a weight and has failed or gone does not fail others that read it.
 #[test]
 fn a_packed_weight_outlives_the_queue_that_packed_it() {
