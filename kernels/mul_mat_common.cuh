@@ -168,7 +168,7 @@ __device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 b
     constexpr u32 LOG2_ROWS = log2_of(ROWS);
     const u32 log2_shuffle_lanes = WHOLE_WARPS ? 5 : min(log2_lanes, 5u), shuffle_lanes = 1 << log2_shuffle_lanes;
     halve_rows<ROWS / 2>(sums, shuffle_lanes / 2);
-    const u32 lanes_per_sum = shuffle_lanes >> LOG2_ROWS; // this many lanes have a part of the same sum
+    const u32 lanes_per_sum = shuffle_lanes >> LOG2_ROWS; // lanes with a part of the same sum
 #pragma unroll
     for (u32 distance = 16 >> LOG2_ROWS; distance > 0; distance /= 2) {
 #pragma unroll
@@ -187,7 +187,7 @@ __device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 b
                 if (c < of.n) store((float *)(of.dst + r * of.d0 + c * of.d1), sums[0][c], r, c);
             }
         }
-        __syncwarp(); // the lanes shuffle shuffle_lanes again for the next columns
+        __syncwarp(); // all lanes shuffle again for the next columns
         return;
     }
     // A group has two or four warps, whose parts of a sum lie side by side in shared memory.

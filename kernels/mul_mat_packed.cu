@@ -97,7 +97,8 @@ __device__ __forceinline__ void packed_mat_vec(const ProductsArgs &args) {
     }
 }
 
-// Minimum of blocks per multiprocessor, as many as the registers of the loop permit: otherwise, ptxas would take up to 40 more for it. With more blocks, some targets would spill registers; those of types with a plane of high bits (Q3_K and Q5_K) earlier.
+// Minimum of blocks per multiprocessor, as many as the registers of the loop permit: otherwise, ptxas would take up to 40 more for it. With
+// more blocks, some targets would spill registers; those of types with a plane of high bits (Q3_K and Q5_K) earlier.
 constexpr bool HAS_HIGH_BITS = TYPE::LEN == 256 && (TYPE::BYTES == 110 || TYPE::BYTES == 176);
 constexpr int BLOCKS1 = HAS_HIGH_BITS ? 3 : 4, BLOCKS2 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 2 : 3;
 

@@ -110,9 +110,10 @@ pub(super) fn launch(
         return Err(on.unsupported("bug: a kernel that does not fuse products"));
     };
     let in_y = u64::from(planes.n.div_ceil(width));
-    let groups = LaneGroups::of(a, layout, width, (all_rows, in_y.saturating_mul(in_z)), on); // not for halves
-    let is_half = matches!(kernel, ProductKernel::Half { .. });
-    let blocks_of = |m: usize| if is_half { m.div_ceil(MMA_ROWS as usize) as u64 } else { groups.blocks(m) };
+    // The kernels of F16 and BF16 have no groups of lanes: a block has 16 rows.
+    let groups = matches!(kernel, ProductKernel::PackedVec { .. })
+        .then(|| LaneGroups::of(a, layout, width, (all_rows, in_y.saturating_mul(in_z)), on));
+    let blocks_of = |m: usize| groups.map_or(m.div_ceil(MMA_ROWS as usize) as u64, |groups| groups.blocks(m));
     let (mut more, mut in_x) = ([NO_PRODUCT; MAX_MORE], blocks_of(a.ne()[1]));
     for (product, other) in more.iter_mut().zip(&products.others).filter(|(_, other)| other.rows > 0) {
         *product = GridProduct { first: u32::try_from(in_x).unwrap_or(u32::MAX), m: other.rows as u32 };
@@ -125,7 +126,7 @@ pub(super) fn launch(
     pointers.extend(of_others(|other| other.result));
     pointers.extend((0..=MAX_MORE).map(|i| products.biases.get(i).copied().unwrap_or(Ptr::Null)));
     pointers.extend(quantized_result(products.quantized));
-    let mut product = mul_mat_args(a, &planes, layout, groups.log2_lanes, on)?;
+    let mut product = mul_mat_args(a, &planes, layout, groups.map_or(0, |groups| groups.log2_lanes), on)?;
     if !products.others.is_empty() {
         // Weights and results of all products are dense. Otherwise, the strides of a first product with one row would be 0.
         product.a[0] = a.row_bytes() as u64;
@@ -136,7 +137,7 @@ pub(super) fn launch(
     let strides = bits(&product.a) | (bits(&product.b) << 4) | (bits(&product.dst) << 8);
     let args = ProductsArgs { stride, product, more, gated, strides };
     let grid = [in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)];
-    if is_half {
+    if groups.is_none() {
         let threads = 32 * half_warps(product.k, in_x.saturating_mul(in_y).saturating_mul(in_z), on);
         let entry = format!("half{width}");
         return launch_typed("half_", &entry, a, Grid::of(grid, threads), &pointers, &args, on);
