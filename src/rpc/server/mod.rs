@@ -288,7 +288,7 @@ impl Server {
             http: HttpPool::new(HostNames::new(config.http_hosts.iter().cloned())),
             hangup_watch: HangupWatch::default(),
             tenants: Arc::clone(&tenants),
-            version_probe: VersionProbe::default(),
+            version_probe: VersionProbe::of_order(&config.protocol),
             rendezvous: Rendezvous::default(),
             logs,
             config,

@@ -7,30 +7,34 @@
 //! for several.
 //!
 //! ```text
-//! mod              ServedVersion, VersionPolicy of a listener, VersionChoice of a connection
+//! mod              ServedVersion, VersionPolicy of a listener
 //! listen_address   ListenAddress: [HOST:]PORT[=VERSION]
+//! choice           VersionChoice of a connection, and what the log says about it
 //! probe            VersionProbe: the version that works, per client address
+//! evidence         the state machine of one address: what proves a version, and what changes it
+//! simulation       seeded histories of clients, health checks and scanners (test)
 //! ```
 //!
 //! Not here: the encoding of the reply (`handshake`, `reject`), and the messages of each version (`rpc::wire`).
 
+mod choice;
+mod evidence;
 mod listen_address;
 mod probe;
+#[cfg(test)]
+mod simulation;
 
+pub(super) use choice::VersionChoice;
 pub use listen_address::{ListenAddress, ParseListenError};
-use probe::ProbedClient;
 pub(super) use probe::VersionProbe;
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Instant;
 
-use log::debug;
 use thiserror::Error;
 
-use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::{HelloForm, RpcCommand, Version, VersionCodec, VersionDetector};
+use crate::rpc::wire::{HelloForm, Version, VersionCodec, VersionDetector};
 
 /// A version of ggml's protocol that a server can serve clients by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,6 +173,12 @@ impl ServedVersion {
         VersionDetector::new(self.codec(), self.row().candidates.iter().skip(1).copied())
     }
 
+    /// The shortest text that denotes the version.
+    fn shortest_name(self) -> &'static str {
+        let row = self.row();
+        row.aliases.iter().copied().chain([row.name]).min_by_key(|name| name.len()).unwrap_or(row.name)
+    }
+
     /// Whether another version stands for this one, too.
     fn is_exact(self) -> bool {
         let covers = |row: &VersionRow| {
@@ -200,7 +210,7 @@ impl ServedVersion {
     }
 }
 
-/// The options that give each version a port, for messages.
+/// The options that give each of some versions a port, for messages.
 fn ports(versions: impl Iterator<Item = ServedVersion>) -> String {
     versions.map(|version| format!("--listen PORT={version}")).collect::<Vec<_>>().join(" or ")
 }
@@ -225,8 +235,6 @@ impl FromStr for ServedVersion {
 pub(super) struct VersionPolicy {
     /// All of them, each once, in the configured order.
     versions: Arc<[ServedVersion]>,
-    /// Those that share the HELLO of 4.0 and later, in the order in which they are tried with a client.
-    tried: Arc<[ServedVersion]>,
 }
 
 impl VersionPolicy {
@@ -239,13 +247,12 @@ impl VersionPolicy {
                 versions.push(version);
             }
         }
-        let tried = versions.iter().copied().filter(|version| version.is_tried()).collect();
-        (!versions.is_empty()).then(|| VersionPolicy { versions: versions.into(), tried })
+        (!versions.is_empty()).then(|| VersionPolicy { versions: versions.into() })
     }
 
     /// The policy of a listener for another protocol.
     pub(super) fn none() -> VersionPolicy {
-        VersionPolicy { versions: Arc::default(), tried: Arc::default() }
+        VersionPolicy { versions: Arc::default() }
     }
 
     /// The versions that the listener serves, in the configured order.
@@ -253,120 +260,16 @@ impl VersionPolicy {
         &self.versions
     }
 
-    /// The versions to find out about with a client, if there are several.
-    fn probed(&self) -> Option<&[ServedVersion]> {
-        (self.tried.len() > 1).then_some(&self.tried)
-    }
-}
-
-/// The choice of the version of one connection. The session calls [`VersionChoice::answer`] when it replies to HELLO, and then
-/// reports what the client did, unless that says nothing about the version: fanout's clients (HELLO_EXT) work with each.
-pub(super) struct VersionChoice<'a> {
-    policy: &'a VersionPolicy,
-    probe: &'a VersionProbe,
-    peer: PeerAddr,
-}
-
-impl<'a> VersionChoice<'a> {
-    /// The choice for a connection of `peer` to a listener with this policy.
-    pub(super) fn new(policy: &'a VersionPolicy, probe: &'a VersionProbe, peer: PeerAddr) -> VersionChoice<'a> {
-        VersionChoice { policy, probe, peer }
+    /// The versions that share the HELLO of 4.0 and later, in the order in which they are tried with a client.
+    fn tried(&self) -> impl Iterator<Item = ServedVersion> {
+        self.versions.iter().copied().filter(|version| version.is_tried())
     }
 
-    /// The version by which to serve a client that begins with a HELLO of this form; `None` if the listener has none.
-    pub(super) fn answer(&self, form: HelloForm) -> Option<ServedVersion> {
-        if form != HelloForm::Caps {
-            return self.policy.versions().iter().copied().find(|version| version.hello_form() == form);
-        }
-        match (self.policy.probed(), ProbedClient::of(self.peer)) {
-            (Some(list), Some(addr)) => Some(self.probe.answer(addr, list, Instant::now())),
-            _ => self.policy.tried.first().copied(),
-        }
+    /// Whether the version of a client must be found out among several. These listeners all have the versions of the
+    /// configuration, since a listener with versions of its own has one.
+    fn tries_several(&self) -> bool {
+        self.tried().nth(1).is_some()
     }
-
-    /// Reports a command of a client that was answered `answered`: the version works. Returns whether the command counts.
-    pub(super) fn report_command(&self, answered: ServedVersion, command: RpcCommand) -> bool {
-        use RpcCommand::{DeviceCount, GetAlignment, GetDeviceMemory, GetMaxSize, Hello};
-        // Where no extensions are offered, fanout's clients do not show themselves by HELLO_EXT. They accept each version, and
-        // `rpc-server --status` only lists the devices.
-        let is_query = matches!(command, DeviceCount | GetAlignment | GetMaxSize | GetDeviceMemory);
-        if command == Hello || is_query && !answered.offers_extensions() {
-            return false;
-        }
-        if let (Some(list), Some(addr)) = (self.policy.probed(), ProbedClient::of(self.peer))
-            && list.contains(&answered)
-        {
-            self.probe.pinned_by_command(addr, answered, Instant::now());
-        }
-        true
-    }
-
-    /// The client.
-    pub(super) fn peer(&self) -> PeerAddr {
-        self.peer
-    }
-
-    /// The versions that the listener serves, for messages.
-    pub(super) fn served(&self) -> String {
-        self.policy.versions().iter().map(ServedVersion::to_string).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Reports that the client was answered `answered` and closed the connection without a command, as a client of another
-    /// version does. Returns the consequence for the log if it is new, so that a health check cannot fill the log; otherwise it
-    /// is logged at level debug.
-    pub(super) fn report_hang_up(&self, answered: ServedVersion) -> Option<String> {
-        let (is_news, text) = self.describe_hang_up(answered)?;
-        if is_news {
-            return Some(text);
-        }
-        debug!("{text}");
-        None
-    }
-
-    /// As [`VersionChoice::report_hang_up`]: whether the consequence is new, and its text. `None`: there is none.
-    fn describe_hang_up(&self, answered: ServedVersion) -> Option<(bool, String)> {
-        let peer = self.peer;
-        if !answered.is_tried() {
-            let is_news =
-                ProbedClient::of(peer).is_some_and(|addr| self.probe.is_first_hang_up(addr, answered, Instant::now()));
-            let text = format!(
-                "{peer}: answered protocol {answered} to an empty HELLO, and the client hung up without a command, as a client of \
-                 1.0 or 2.0 does, which this server does not support: update the llama.cpp of the client"
-            );
-            return Some((is_news, text));
-        }
-        let (list, addr) = (self.policy.probed()?, ProbedClient::of(peer)?);
-        let hang_up = self.probe.ended_without_command(addr, list, answered, Instant::now())?;
-        if hang_up.changed && hang_up.all_failed && hang_up.is_news {
-            let text = format!(
-                "{peer}: answered protocol {answered}, and the client hung up without a command, as with each version that this \
-                 address tries ({}): if its llama.cpp has another version, {}",
-                list.iter().map(ServedVersion::to_string).collect::<Vec<_>>().join(", "),
-                other_remedy(list)
-            );
-            return Some((true, text));
-        }
-        let other = hang_up.other;
-        let consequence = if hang_up.changed {
-            format!("the next connection from this address is answered {other}")
-        } else {
-            format!(
-                "{answered} has worked for this address, so it is answered again; after one more such connection, {other} is"
-            )
-        };
-        let text = format!(
-            "{peer}: answered protocol {answered}, and the client hung up without a command, as a client of another version \
-             does: {consequence}. To serve such clients without a failed attempt, give them a port: --listen PORT={other}"
-        );
-        Some((hang_up.is_news, text))
-    }
-}
-
-/// How to serve a client that has none of the versions of a list, which are tried.
-fn other_remedy(list: &[ServedVersion]) -> String {
-    let others = VERSIONS.iter().map(|row| row.version);
-    let others = ports(others.filter(|version| version.is_tried() && !version.is_exact() && !list.contains(version)));
-    if others.is_empty() { "update it".to_owned() } else { format!("update it, or give it a port: {others}") }
 }
 
 #[cfg(test)]
@@ -429,25 +332,10 @@ mod tests {
             assert_eq!(policy.is_some(), !versions.is_empty());
             let Some(policy) = policy else { continue };
             assert_eq!(policy.versions(), versions, "{only:?} {order:?}");
-            assert_eq!(policy.probed().unwrap_or_default(), probed, "{only:?} {order:?}");
-        }
-    }
-
-    #[test]
-    fn the_form_of_the_hello_chooses_among_the_versions_of_a_listener() {
-        use HelloForm::{Absent, Caps, Empty};
-        use ServedVersion::{Gen0, V3, V3_0_0, V5_0};
-        let probe = VersionProbe::default();
-        let peer = PeerAddr::Ip(([10, 0, 0, 1], 1).into());
-        for (order, want) in [
-            (&ServedVersion::DEFAULT_ORDER[..], [Some(V8_0), Some(V3), Some(Gen0)]),
-            (&[V7_0], [Some(V7_0), None, None]),
-            (&[V3_0_0, V3], [None, Some(V3_0_0), None]),
-            (&[Gen0, V5_0], [Some(V5_0), None, Some(Gen0)]),
-        ] {
-            let policy = VersionPolicy::new(None, order).unwrap();
-            let choice = VersionChoice::new(&policy, &probe, peer);
-            assert_eq!([Caps, Empty, Absent].map(|form| choice.answer(form)), want, "{order:?}");
+            assert_eq!(policy.tries_several(), probed.len() > 1, "{only:?} {order:?}");
+            if only.is_none() && policy.tries_several() {
+                assert_eq!(VersionProbe::of_order(order).list(), probed, "{order:?}");
+            }
         }
     }
 }
