@@ -77,7 +77,10 @@ pub(in crate::rpc::server) fn serve_session(
         session.prefault_while_idle();
         match session.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             Some(next) => header = next,
-            None => return Ok(()),
+            None => {
+                versions.end_session();
+                return Ok(());
+            }
         }
     }
 }

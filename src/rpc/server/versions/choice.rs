@@ -1,13 +1,13 @@
 //! The version of one connection: which one its HELLO is answered with, and what the connection then shows about the version of
 //! its client.
 
-use std::cell::OnceCell;
+use std::cell::Cell;
 use std::time::Instant;
 
 use log::debug;
 
-use super::evidence::{FAILED_STARTS, HangUp, START_SPACING};
-use super::probe::{ProbedClient, ProvenSession, Reported};
+use super::evidence::{Consequence, FAILED_STARTS};
+use super::probe::{HangUpReport, ProbedClient, ProvenSession};
 use super::{ServedVersion, VERSIONS, VersionPolicy, VersionProbe, ports};
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::{HelloForm, RpcCommand};
@@ -18,15 +18,13 @@ pub(in crate::rpc::server) struct VersionChoice<'a> {
     policy: &'a VersionPolicy,
     probe: &'a VersionProbe,
     peer: PeerAddr,
-    /// Set by the first command. The connection is a session of its address until this is dropped.
-    proven: OnceCell<ProvenSession>,
+    /// Set by the first command. The connection is a session of its address until [`VersionChoice::end_session`].
+    session: Cell<Option<ProvenSession>>,
 }
 
 impl Drop for VersionChoice<'_> {
     fn drop(&mut self) {
-        if let Some(session) = self.proven.get() {
-            self.probe.session_ended(session, Instant::now());
-        }
+        self.end_session();
     }
 }
 
@@ -37,20 +35,16 @@ impl<'a> VersionChoice<'a> {
         probe: &'a VersionProbe,
         peer: PeerAddr,
     ) -> VersionChoice<'a> {
-        VersionChoice { policy, probe, peer, proven: OnceCell::new() }
+        VersionChoice { policy, probe, peer, session: Cell::default() }
     }
 
     /// The version by which to serve a client that begins with a HELLO of this form; `None` if the listener has none.
     pub(in crate::rpc::server) fn answer(&self, form: HelloForm) -> Option<ServedVersion> {
-        self.answer_at(form, Instant::now())
-    }
-
-    fn answer_at(&self, form: HelloForm, now: Instant) -> Option<ServedVersion> {
         if form != HelloForm::Caps {
             return self.policy.versions().iter().copied().find(|version| version.hello_form() == form);
         }
         match self.probed() {
-            Some(client) => self.probe.answer(client, now),
+            Some(client) => self.probe.answer(client, Instant::now()),
             None => self.policy.tried().next(),
         }
     }
@@ -67,12 +61,20 @@ impl<'a> VersionChoice<'a> {
         if let Some(client) = self.probed()
             && answered.is_tried()
         {
-            self.proven.get_or_init(|| self.probe.session_began(client, answered, Instant::now()));
+            self.session.set(Some(self.probe.session_began(client, answered, Instant::now())));
         }
         true
     }
 
-    /// Whose version the probe finds out; `None`: the listener tries no versions.
+    /// The connection has ended. Called before its resources are freed, which takes time: the next connections of the client
+    /// must not overtake the end of this one.
+    pub(in crate::rpc::server) fn end_session(&self) {
+        if let Some(session) = self.session.take() {
+            self.probe.session_ended(session, Instant::now());
+        }
+    }
+
+    /// The client for which the probe chooses the version; `None`: the listener tries no versions.
     fn probed(&self) -> Option<ProbedClient> {
         ProbedClient::of(self.peer).filter(|_| self.policy.tries_several())
     }
@@ -109,44 +111,48 @@ impl<'a> VersionChoice<'a> {
                         support: update the llama.cpp of the client";
             return Some((is_news, text.to_owned()));
         }
-        let Reported { hang_up, was_proven, is_news, all_failed } =
-            self.probe.ended_without_command(self.probed()?, answered, now);
+        let HangUpReport { consequence, is_news, proven, all_failed } =
+            self.probe.hung_up(self.probed()?, answered, now);
         let list = self.probe.list();
-        let text = match hang_up {
-            HangUp::Outdated => return None,
-            HangUp::Burst => "without a command, one of several in a row, as a working client does".to_owned(),
-            HangUp::Kept(failed) => {
-                let left = FAILED_STARTS - failed;
-                format!(
-                    "without a command, as a client of another version does when it starts, {failed} {times} in a row; \
-                     {answered} has worked for this address and is kept. After {left} more, at least {spacing} s apart and with \
-                     no session between, the next version is tried. To serve another version at once, give each a port: \
-                     {each}. Health checks: read /health, or use a port of their own",
-                    times = if failed == 1 { "time" } else { "times" },
-                    spacing = START_SPACING.as_secs(),
-                    each = port_for_each(list),
-                )
-            }
-            HangUp::TwoVersions => format!(
-                "without a command, as a client of another version does when it starts, {FAILED_STARTS} times in a row, while \
-                 sessions of {answered} from this address are open. Clients of two versions use the address at once, and no \
-                 answer suits both: give each version a port, {}",
-                port_for_each(list)
+        let two_versions = format!(
+            "If clients of two versions use the address, give each version a port: {}. If it is a health check, it must read \
+             /health, or use a port of its own",
+            port_for_each(list)
+        );
+        let text = match consequence {
+            Consequence::Outdated => return None,
+            Consequence::Idle => "without a command after a session, as a working client does".to_owned(),
+            Consequence::SameStart => "without a command, as part of the last failed start".to_owned(),
+            Consequence::Kept(failed) => format!(
+                "without a command, as a client of another version does when it starts. {answered} has worked for this address \
+                 and is kept; after {left} more starts with no session open or between, the next version is tried. \
+                 {two_versions}",
+                left = FAILED_STARTS.saturating_sub(failed),
             ),
-            HangUp::Changes(_) if all_failed && is_news => format!(
+            Consequence::TwoVersions => format!(
+                "without a command, as a client of another version does when it starts, {FAILED_STARTS} times by now, beside or \
+                 between sessions of {answered}, for which no other version is tried. {two_versions}"
+            ),
+            Consequence::Changed(_) if all_failed && is_news => format!(
                 "without a command, as with each version that this address tries ({}): if its llama.cpp has another version, {}",
                 listed(list),
                 other_remedy(list)
             ),
-            HangUp::Changes(next) if was_proven => format!(
-                "without a command, {FAILED_STARTS} starts in a row: the next connection from this address is answered {next}. \
-                 If clients of both versions use the address, give each version a port: {}",
-                port_for_each(list)
-            ),
-            HangUp::Changes(next) => format!(
-                "without a command, as a client of another version does: the next connection from this address is answered \
-                 {next}. To serve such clients without a failed attempt, give them a port: --listen PORT={next}"
-            ),
+            Consequence::Changed(next) => match proven {
+                Some(proven) if proven == answered => format!(
+                    "without a command, {FAILED_STARTS} starts in a row: the next connection from this address is answered \
+                     {next}. {two_versions}"
+                ),
+                Some(proven) => format!(
+                    "without a command: {proven} has worked for this address, and the next connection is answered {next}. \
+                     {two_versions}. If its llama.cpp has another version, {}",
+                    other_remedy(list)
+                ),
+                None => format!(
+                    "without a command, as a client of another version does: the next connection from this address is answered \
+                     {next}. To serve such clients without a failed attempt, give them a port: --listen PORT={next}"
+                ),
+            },
         };
         Some((is_news, text))
     }
@@ -228,17 +234,23 @@ mod tests {
         let flags = "--listen 50052=8 --listen 50053=7";
         let session = probe.session_began(ProbedClient::of(peer()).unwrap(), V8_0, start);
         assert!(!text(0, V8_0).0);
-        let (is_news, kept) = text(2, V8_0);
-        assert!(is_news && kept.contains(flags) && kept.contains("/health") && kept.contains("After 1 more"), "{kept}");
-        let (is_news, two) = text(4, V8_0);
-        assert!(is_news && two.contains("two versions") && two.ends_with(flags), "{two}");
-        assert!(!text(6, V8_0).0, "once");
-        probe.session_ended(&session, start);
-        let last = (8..20).step_by(2).map(|at| text(at, V8_0)).find(|(_, text)| text.contains("is answered 7.0"));
-        let (is_news, changed) = last.unwrap();
-        assert!(is_news && changed.ends_with(flags), "{changed}");
-        assert_eq!(choice.answer_at(HelloForm::Caps, start + std::time::Duration::from_secs(30)), Some(V7_0));
-        let (is_news, none) = text(30, V7_0);
-        assert!(is_news && none.contains("as with each version that this address tries (8.0, 7.0)"), "{none}");
+        probe.session_ended(session, start);
+        let (is_news, kept) = text(4, V8_0);
+        assert!(
+            is_news && kept.contains("after 2 more starts") && kept.contains(flags) && kept.contains("/health"),
+            "{kept}"
+        );
+        assert!(!text(6, V8_0).0);
+        let (is_news, changed) = text(8, V8_0);
+        assert!(is_news && changed.contains("3 starts in a row") && changed.contains("is answered 7.0"), "{changed}");
+        let (is_news, back) = text(10, V7_0);
+        assert!(
+            is_news && back.contains("8.0 has worked for this address, and the next connection is answered 8.0"),
+            "{back}"
+        );
+        assert!(back.contains(flags) && back.contains("--listen PORT=5.1"), "{back}");
+        let (is_news, two) = text(12, V8_0);
+        assert!(is_news && two.contains("two versions") && two.contains(flags), "{two}");
+        assert!(!text(14, V8_0).0, "once");
     }
 }

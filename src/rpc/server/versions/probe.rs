@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::evidence::{Evidence, HangUp};
+use super::evidence::{Consequence, Evidence};
 use super::{ServedVersion, VersionPolicy};
 use crate::rpc::transport::{KeyName, PeerAddr};
 
-/// Limit of the remembered clients. The least recently used one without an open session is evicted, and starts with the first
-/// version again.
+/// Limit of the remembered clients. The least recently used one is evicted, and starts with the first version again: one without
+/// a proven version, else one without an open session, else any.
 const MAX_CLIENTS: usize = 4096;
 
 /// How long a client is remembered after the last event that set or confirmed its version.
@@ -57,25 +57,27 @@ struct ProbeState {
 #[derive(Debug)]
 struct ClientEntry {
     evidence: Evidence,
-    /// Versions whose failure has been reported since the last command.
+    /// Versions whose failure has been reported since a command proved another version.
     reported: Vec<ServedVersion>,
-    /// Whether it has been reported that two versions use the address at once.
+    /// Whether a failed start that changed nothing has been reported since then.
+    reported_kept: bool,
+    /// Whether it has been reported that two versions share the address.
     reported_two: bool,
     expires: Instant,
     last_use: u64,
-    /// The use that made the entry. It tells the sessions of an evicted entry from those of its successor.
-    created: u64,
+    /// Generation: a session of an evicted entry must not end one of its successor.
+    generation: u64,
 }
 
-/// The consequence of a connection that ended after the reply without a command.
+/// A hang-up, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reported {
-    pub(super) hang_up: HangUp,
-    /// Whether a command has proved the version before.
-    pub(super) was_proven: bool,
+pub(super) struct HangUpReport {
+    pub(super) consequence: Consequence,
     /// Whether the same has not been reported before.
     pub(super) is_news: bool,
-    /// Whether each version of the list has failed since the last command.
+    /// The version that a command had proved before.
+    pub(super) proven: Option<ServedVersion>,
+    /// Whether each version of the list has failed, and none is proven.
     pub(super) all_failed: bool,
 }
 
@@ -83,8 +85,8 @@ pub(super) struct Reported {
 #[derive(Debug)]
 pub(super) struct ProvenSession {
     client: ProbedClient,
-    /// [`ClientEntry::created`] of the entry that counts it.
-    entry: u64,
+    /// That of the entry that counts it.
+    generation: u64,
 }
 
 impl VersionProbe {
@@ -101,42 +103,42 @@ impl VersionProbe {
 
     /// The version to answer to a client; `None`: the list is empty.
     pub(super) fn answer(&self, client: ProbedClient, now: Instant) -> Option<ServedVersion> {
-        let known = self.lock().entry(client, now).map(|entry| entry.evidence.answer(&self.list, now));
+        let known = self.lock().entry(client, now).map(|entry| entry.evidence.answer());
         known.or_else(|| self.list.first().copied())
     }
 
     /// A connection of a client that was answered `answered` has ended without a command.
-    pub(super) fn ended_without_command(
-        &self,
-        client: ProbedClient,
-        answered: ServedVersion,
-        now: Instant,
-    ) -> Reported {
+    pub(super) fn hung_up(&self, client: ProbedClient, answered: ServedVersion, now: Instant) -> HangUpReport {
         let mut state = self.lock();
         let first = self.list.first().copied().unwrap_or(answered);
-        // An address takes memory from the first change on.
+        // An unknown client is answered the first version, so that any other answer is outdated, and takes no memory.
         if state.entry(client, now).is_none() && answered != first {
-            return Reported { hang_up: HangUp::Outdated, was_proven: false, is_news: false, all_failed: false };
+            return HangUpReport {
+                consequence: Consequence::Outdated,
+                is_news: false,
+                proven: None,
+                all_failed: false,
+            };
         }
         let entry = state.entry_or_insert(client, first, now);
-        let was_proven = entry.evidence.is_proven();
-        let hang_up = entry.evidence.ended_without_command(answered, &self.list, now);
-        let is_news = match hang_up {
-            HangUp::Outdated | HangUp::Burst => false,
-            // A burst of a working client begins like a failed start.
-            HangUp::Kept(failed) => failed > 1,
-            HangUp::TwoVersions => !std::mem::replace(&mut entry.reported_two, true),
-            HangUp::Changes(_) => {
+        let proven = entry.evidence.proven();
+        let consequence = entry.evidence.hung_up(answered, &self.list, now);
+        let is_news = match consequence {
+            Consequence::Outdated | Consequence::Idle | Consequence::SameStart => false,
+            // Beside a session, it may be the first idle hang-up after the end of another one, which is not yet noticed.
+            Consequence::Kept(_) => !entry.evidence.has_session() && !std::mem::replace(&mut entry.reported_kept, true),
+            Consequence::TwoVersions => !std::mem::replace(&mut entry.reported_two, true),
+            Consequence::Changed(_) => {
                 entry.expires = now + LIFETIME;
                 entry.report(answered)
             }
         };
-        let all_failed = self.list.iter().all(|version| entry.reported.contains(version));
-        Reported { hang_up, was_proven, is_news, all_failed }
+        let all_failed = proven.is_none() && self.list.iter().all(|version| entry.reported.contains(version));
+        HangUpReport { consequence, is_news, proven, all_failed }
     }
 
     /// A client that showed `answered` by its HELLO has closed its connection without a command. Returns whether that is the
-    /// first time since the last command from the address. The versions to answer stay as they are.
+    /// first time since a command proved another version. The versions to answer stay as they are.
     pub(super) fn is_first_hang_up(&self, client: ProbedClient, answered: ServedVersion, now: Instant) -> bool {
         let first = self.list.first().copied().unwrap_or(answered);
         self.lock().entry_or_insert(client, first, now).report(answered)
@@ -147,17 +149,20 @@ impl VersionProbe {
     pub(super) fn session_began(&self, client: ProbedClient, answered: ServedVersion, now: Instant) -> ProvenSession {
         let mut state = self.lock();
         let entry = state.entry_or_insert(client, answered, now);
-        entry.evidence.session_began(answered);
-        entry.reported.clear();
+        if entry.evidence.session_began(answered) {
+            entry.reported.clear();
+            entry.reported_kept = false;
+        }
         entry.expires = now + LIFETIME;
-        ProvenSession { client, entry: entry.created }
+        ProvenSession { client, generation: entry.generation }
     }
 
     /// The connection of a session has ended.
-    pub(super) fn session_ended(&self, session: &ProvenSession, now: Instant) {
+    pub(super) fn session_ended(&self, session: ProvenSession, now: Instant) {
         let mut state = self.lock();
-        if let Some(entry) = state.entry(session.client, now).filter(|entry| entry.created == session.entry) {
-            entry.evidence.session_ended();
+        let entry = state.entry(session.client, now);
+        if let Some(entry) = entry.filter(|entry| entry.generation == session.generation) {
+            entry.evidence.session_ended(now);
             entry.expires = now + LIFETIME;
         }
     }
@@ -169,7 +174,7 @@ impl VersionProbe {
 }
 
 impl ClientEntry {
-    /// Returns whether the failure of this version is reported for the first time since the last command.
+    /// Returns whether the failure of this version is reported for the first time since a command proved another version.
     fn report(&mut self, version: ServedVersion) -> bool {
         let is_news = !self.reported.contains(&version);
         if is_news {
@@ -196,7 +201,9 @@ impl ProbeState {
     fn entry_or_insert(&mut self, client: ProbedClient, first: ServedVersion, now: Instant) -> &mut ClientEntry {
         if self.entry(client, now).is_none() && self.clients.len() >= MAX_CLIENTS {
             // A scan of all entries: rare, and short beside the start of the connection's thread.
-            let order = |(_, entry): &(&ProbedClient, &ClientEntry)| (entry.evidence.has_session(), entry.last_use);
+            let order = |(_, entry): &(&ProbedClient, &ClientEntry)| {
+                (entry.evidence.has_session(), entry.evidence.proven().is_some(), entry.last_use)
+            };
             let oldest = self.clients.iter().min_by_key(order).map(|(&client, _)| client);
             oldest.and_then(|client| self.clients.remove(&client));
         }
@@ -205,10 +212,11 @@ impl ProbeState {
         let entry = self.clients.entry(client).or_insert_with(|| ClientEntry {
             evidence: Evidence::new(first),
             reported: Vec::new(),
+            reported_kept: false,
             reported_two: false,
             expires: now + LIFETIME,
             last_use: uses,
-            created: uses,
+            generation: uses,
         });
         entry.last_use = uses;
         entry
@@ -217,7 +225,7 @@ impl ProbeState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::evidence::{FAILED_STARTS, START_SPACING};
+    use super::super::evidence::{IDLE_GAP, START_SPACING};
     use super::ServedVersion::{V3, V7_0, V8_0};
     use super::*;
 
@@ -230,7 +238,7 @@ mod tests {
     }
 
     fn changes(probe: &VersionProbe, client: ProbedClient, answered: ServedVersion, now: Instant) -> bool {
-        matches!(probe.ended_without_command(client, answered, now).hang_up, HangUp::Changes(_))
+        matches!(probe.hung_up(client, answered, now).consequence, Consequence::Changed(_))
     }
 
     #[test]
@@ -255,55 +263,59 @@ mod tests {
         let session = probe.session_began(client, V7_0, now + DAY - SECOND);
         let later = now + 5 * DAY;
         assert_eq!(probe.answer(client, later), Some(V7_0), "its session is open");
-        probe.session_ended(&session, later);
+        probe.session_ended(session, later);
         assert_eq!(probe.answer(client, later + DAY - SECOND), Some(V7_0));
         assert_eq!(probe.answer(client, later + DAY), Some(V8_0));
-        assert_eq!(probe.ended_without_command(client, V7_0, later + DAY).hang_up, HangUp::Outdated);
+        assert_eq!(probe.hung_up(client, V7_0, later + DAY).consequence, Consequence::Outdated);
         assert!(probe.lock().clients.is_empty(), "an outdated answer takes no memory");
-        probe.session_ended(&session, later + DAY); // of a forgotten entry: no effect
-        assert_eq!(probe.answer(client, later + DAY), Some(V8_0));
     }
 
     /// Which events are news, so that they are logged at the default level.
     #[test]
     fn news_of_an_address() {
-        let (probe, client, mut now) = (VersionProbe::of_order(&LIST), address(1), Instant::now());
+        let (probe, client, start) = (VersionProbe::of_order(&LIST), address(1), Instant::now());
+        let mut now = start;
         let mut end = |answered, wait| {
             now += wait;
-            probe.answer(client, now);
-            let got = probe.ended_without_command(client, answered, now);
-            (got.hang_up, got.is_news, got.all_failed)
+            let got = probe.hung_up(client, answered, now);
+            (got.consequence, got.is_news, got.all_failed)
         };
         let none = Duration::ZERO;
-        assert_eq!(end(V8_0, none), (HangUp::Changes(V7_0), true, false));
-        assert_eq!(end(V7_0, none), (HangUp::Changes(V8_0), true, true));
-        assert_eq!(end(V8_0, none), (HangUp::Changes(V7_0), false, true));
-        let session = probe.session_began(client, V7_0, Instant::now());
+        assert_eq!(end(V8_0, none), (Consequence::Changed(V7_0), true, false));
+        assert_eq!(end(V7_0, none), (Consequence::Changed(V8_0), true, true));
+        assert_eq!(end(V8_0, none), (Consequence::Changed(V7_0), false, true));
+        let session = probe.session_began(client, V7_0, start);
         // A working client: no news.
-        assert_eq!(end(V7_0, none), (HangUp::Kept(1), false, false));
-        assert_eq!(end(V7_0, none), (HangUp::Burst, false, false));
-        assert_eq!(end(V8_0, none), (HangUp::Outdated, false, false));
-        assert_eq!(end(V7_0, START_SPACING), (HangUp::Kept(1), false, false));
-        assert_eq!(end(V7_0, START_SPACING), (HangUp::Kept(2), true, false));
-        assert_eq!(end(V7_0, START_SPACING), (HangUp::TwoVersions, true, false));
-        assert_eq!(end(V7_0, START_SPACING), (HangUp::TwoVersions, false, false));
-        probe.session_ended(&session, Instant::now());
-        for failed in 1..FAILED_STARTS {
-            assert_eq!(end(V7_0, START_SPACING), (HangUp::Kept(failed), failed > 1, false));
+        assert_eq!(end(V7_0, none), (Consequence::Kept(1), false, false));
+        probe.session_ended(session, start);
+        assert_eq!(end(V7_0, none), (Consequence::Idle, false, false));
+        assert_eq!(end(V8_0, none), (Consequence::Outdated, false, false));
+        assert_eq!(end(V7_0, IDLE_GAP), (Consequence::Kept(1), true, false));
+        assert_eq!(end(V7_0, none), (Consequence::SameStart, false, false));
+        assert_eq!(end(V7_0, START_SPACING), (Consequence::Kept(2), false, false));
+        assert_eq!(end(V7_0, START_SPACING), (Consequence::Changed(V8_0), true, false));
+        assert_eq!(end(V8_0, START_SPACING), (Consequence::Changed(V7_0), true, false));
+        assert_eq!(end(V7_0, START_SPACING), (Consequence::TwoVersions, true, false));
+        assert!(probe.is_first_hang_up(client, V3, start) && !probe.is_first_hang_up(client, V3, start));
+        // A health check for a day, and a session now and then: the same lines do not come again.
+        for number in 0..10_000 {
+            let answered = probe.answer(client, now).unwrap();
+            now += Duration::from_secs(9);
+            assert!(!probe.hung_up(client, answered, now).is_news, "{number}");
+            if number % 7 == 0 {
+                probe.session_ended(probe.session_began(client, V7_0, now), now);
+            }
         }
-        assert_eq!(end(V7_0, START_SPACING), (HangUp::Changes(V8_0), true, false));
-        assert_eq!(end(V8_0, START_SPACING), (HangUp::Changes(V7_0), true, true));
-        assert!(probe.is_first_hang_up(client, V3, now) && !probe.is_first_hang_up(client, V3, now));
     }
 
     #[test]
-    fn the_least_recently_used_client_without_a_session_is_evicted() {
+    fn the_least_recently_used_client_without_a_proven_version_is_evicted() {
         let (probe, now) = (VersionProbe::of_order(&LIST), Instant::now());
         let remembered = |number| probe.lock().clients.contains_key(&address(number));
         for number in 0..MAX_CLIENTS as u32 {
             let session = probe.session_began(address(number), V7_0, now);
             if number != 1 {
-                probe.session_ended(&session, now);
+                probe.session_ended(session, now);
             }
         }
         // Unknown addresses take no memory until they matter.
@@ -315,7 +327,7 @@ mod tests {
         }
         assert!(remembered(0), "it was used after the others");
         assert!(remembered(1), "its session is open");
-        assert!(!remembered(2) && !remembered(3) && !remembered(4) && remembered(5));
+        assert!(!remembered(2) && remembered(3), "then those whose version is unproven");
         assert_eq!(probe.lock().clients.len(), MAX_CLIENTS);
     }
 
@@ -327,9 +339,9 @@ mod tests {
             (0..MAX_CLIENTS as u32).map(|number| probe.session_began(address(number), V8_0, now)).collect();
         assert!(changes(&probe, address(1 << 20), V8_0, now), "all have sessions: the oldest entry is evicted");
         let again = probe.session_began(address(0), V8_0, now);
-        sessions.iter().for_each(|session| probe.session_ended(session, now));
+        sessions.into_iter().for_each(|session| probe.session_ended(session, now));
         assert!(probe.lock().clients[&address(0)].evidence.has_session());
-        probe.session_ended(&again, now);
+        probe.session_ended(again, now);
         assert!(!probe.lock().clients[&address(0)].evidence.has_session());
     }
 }
