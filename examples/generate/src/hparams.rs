@@ -1,10 +1,12 @@
-//! Hyperparameters of a model, read and validated from the metadata of its GGUF file.
+//! Hyperparameters of a model, read and validated from the metadata of its GGUF file. `keys.rs` refuses what is not implemented.
+
+mod keys;
 
 use std::fmt;
 
 use fanout::ops::rope::{Rope, RopeMode};
 
-use fanout::gguf::{KeyError, Metadata, required};
+use fanout::gguf::{KeyError, Metadata, Value, required};
 
 /// A model architecture that this program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,11 @@ impl Arch {
             Arch::Llama => RopeMode::Normal,
             Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe => RopeMode::Neox,
         }
+    }
+
+    /// Whether queries and keys are normalised, head by head.
+    pub fn normalises_heads(self) -> bool {
+        matches!(self, Arch::Qwen3 | Arch::Qwen3Moe)
     }
 
     fn read(metadata: &Metadata<'_>) -> Result<Arch, KeyError> {
@@ -99,43 +106,61 @@ pub struct Experts {
 }
 
 impl HParams {
-    /// Reads and validates the hyperparameters.
+    /// Reads and validates the hyperparameters. Logs a warning for each key that may be wrong.
     ///
     /// # Errors
     /// [`KeyError`] for an unsupported architecture, a missing key, a key that contradicts another, and a feature that this
     /// program does not implement.
     pub fn read(metadata: &Metadata<'_>) -> Result<HParams, KeyError> {
-        let arch = Arch::read(metadata)?;
-        let keys = Keys { arch, metadata };
-        let width = keys.count("embedding_length")?;
-        let heads = keys.count("attention.head_count")?;
-        let kv_heads = keys.optional_count("attention.head_count_kv")?.unwrap_or(heads);
-        if !heads.is_multiple_of(kv_heads) {
-            let expected = format!("a divisor of {}, {heads}", keys.name("attention.head_count"));
-            return Err(keys.unfit("attention.head_count_kv", expected, kv_heads));
-        }
-        let head_width = keys.head_width(width, heads)?;
-        let context = keys.count("context_length")?;
-        Ok(HParams {
-            arch,
-            layers: keys.count("block_count")?,
-            width,
-            heads,
-            kv_heads,
-            head_width,
-            ff: keys.count("feed_forward_length")?,
-            experts: keys.experts()?,
-            vocab: keys.vocab()?,
-            context,
-            rms_epsilon: keys.positive("attention.layer_norm_rms_epsilon", None)?,
-            rope: keys.rope(head_width, context)?,
-        })
+        let (hparams, warnings) = read_with_warnings(metadata)?;
+        warnings.iter().for_each(|warning| log::warn!("{warning}"));
+        Ok(hparams)
     }
 
     /// Channels of all key heads (equally of all value heads) of a token in one block.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_width
     }
+}
+
+/// As [`HParams::read`], with the warnings.
+fn read_with_warnings(metadata: &Metadata<'_>) -> Result<(HParams, Vec<String>), KeyError> {
+    let arch = Arch::read(metadata)?;
+    let unknown = keys::check(arch, metadata)?;
+    let keys = Keys { arch, metadata };
+    let layers = keys.count("block_count")?;
+    let width = keys.count("embedding_length")?;
+    let heads = keys.block_count("attention.head_count", layers)?;
+    let kv_heads = keys.optional_block_count("attention.head_count_kv", layers)?.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        let expected = format!("a divisor of {}, {heads}", keys.name("attention.head_count"));
+        return Err(keys.unfit("attention.head_count_kv", expected, kv_heads));
+    }
+    let head_width = keys.head_width(width, heads)?;
+    let context = keys.count("context_length")?;
+    let (vocab, vocab_warning) = keys.vocab()?;
+    let hparams = HParams {
+        arch,
+        layers,
+        width,
+        heads,
+        kv_heads,
+        head_width,
+        ff: keys.block_count("feed_forward_length", layers)?,
+        experts: keys.experts(layers)?,
+        vocab,
+        context,
+        rms_epsilon: keys.positive("attention.layer_norm_rms_epsilon", None)?,
+        rope: keys.rope(head_width, context)?,
+    };
+    let mut warnings = Vec::from_iter(vocab_warning);
+    if !unknown.is_empty() {
+        warnings.push(format!(
+            "this program does not know these keys of the file, and ignores them: {}",
+            unknown.join(", ")
+        ));
+    }
+    Ok((hparams, warnings))
 }
 
 /// Reads the keys of one architecture, which all have its name as prefix.
@@ -162,6 +187,28 @@ impl Keys<'_> {
 
     fn count(&self, key: &str) -> Result<usize, KeyError> {
         required(&self.name(key), self.optional_count(key)?)
+    }
+
+    /// A number that all blocks share: a number, or an array with the same number for each block.
+    fn optional_block_count(&self, key: &str, layers: usize) -> Result<Option<usize>, KeyError> {
+        let name = self.name(key);
+        if !matches!(self.metadata.get(&name), Some(Value::Array(_))) {
+            return self.optional_count(key);
+        }
+        let counts = required(&name, self.metadata.ints(&name)?)?;
+        if counts.len() != layers {
+            return Err(self.unfit(key, format!("a number for each of {layers} blocks"), counts.len()));
+        }
+        let first = counts.first().copied().unwrap_or_default();
+        if let Some(block) = counts.iter().position(|&count| count != first) {
+            let found = format!("{first} in block 0 and {} in block {block}", counts[block]);
+            return Err(self.unfit(key, "the same number in all blocks: others are not supported", found));
+        }
+        if first == 0 { Err(self.unfit(key, "a number above 0", 0)) } else { Ok(Some(first as usize)) }
+    }
+
+    fn block_count(&self, key: &str, layers: usize) -> Result<usize, KeyError> {
+        required(&self.name(key), self.optional_block_count(key, layers)?)
     }
 
     /// A number above 0, or `default` if the file lacks the key.
@@ -194,7 +241,7 @@ impl Keys<'_> {
         self.metadata.get(&self.name(key)).is_some()
     }
 
-    fn experts(&self) -> Result<Option<Experts>, KeyError> {
+    fn experts(&self, layers: usize) -> Result<Option<Experts>, KeyError> {
         if self.arch != Arch::Qwen3Moe {
             return match self.metadata.int(&self.name("expert_count"))? {
                 None | Some(0) => Ok(None),
@@ -205,29 +252,31 @@ impl Keys<'_> {
             };
         }
         let count = self.count("expert_count")?;
-        let used = self.count("expert_used_count")?;
+        let used = self.block_count("expert_used_count", layers)?;
         if used > count {
             return Err(self.unfit("expert_used_count", format!("at most the {count} experts"), used));
         }
-        let ff = match self.optional_count("expert_feed_forward_length")? {
+        let ff = match self.optional_block_count("expert_feed_forward_length", layers)? {
             Some(ff) => ff,
-            None => (self.count("feed_forward_length")? / used).max(1),
+            None => (self.block_count("feed_forward_length", layers)? / used).max(1),
         };
         Ok(Some(Experts { count, used, ff }))
     }
 
-    /// The vocabulary size: the length of the token list. If the file also has `vocab_size`, both must agree.
-    fn vocab(&self) -> Result<usize, KeyError> {
+    /// The vocabulary size: the length of the token list, and `vocab_size` only without a list. A warning if they differ:
+    /// llama.cpp runs such a file by the list, too.
+    fn vocab(&self) -> Result<(usize, Option<String>), KeyError> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
-        let size = self.optional_count("vocab_size")?;
-        match (self.metadata.get(TOKENS), size) {
-            (Some(fanout::gguf::Value::Array(tokens)), Some(size)) if tokens.len() != size => {
-                Err(self.unfit("vocab_size", format!("{}, the length of {TOKENS}", tokens.len()), size))
-            }
-            (Some(fanout::gguf::Value::Array(tokens)), _) if !tokens.is_empty() => Ok(tokens.len()),
-            (Some(other), _) => Err(unfit(TOKENS, "an array of tokens", other)),
-            (None, size) => required(TOKENS, size),
-        }
+        let key = self.name("vocab_size");
+        let tokens = match self.metadata.get(TOKENS) {
+            Some(Value::Array(tokens)) if !tokens.is_empty() => tokens.len(),
+            Some(other) => return Err(unfit(TOKENS, "an array of tokens", other)),
+            None => return Ok((required(TOKENS, self.optional_count("vocab_size")?)?, None)),
+        };
+        let warning = self.metadata.int(&key)?.filter(|&size| size as usize != tokens);
+        let warning = warning
+            .map(|size| format!("{key} is {size}, but the file has {tokens} tokens: the model is run with {tokens}"));
+        Ok((tokens, warning))
     }
 
     fn rope(&self, head_width: usize, context: usize) -> Result<Rope, KeyError> {
@@ -272,144 +321,4 @@ fn unfit(key: &str, expected: impl Into<String>, found: impl fmt::Display) -> Ke
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use fanout::gguf::{Gguf, Writer};
-
-    fn sample(arch: Arch) -> Writer {
-        let key = |key: &str| format!("{arch}.{key}");
-        Writer::new()
-            .text("general.architecture", arch.name())
-            .int(&key("block_count"), 2)
-            .int(&key("embedding_length"), 256)
-            .int(&key("attention.head_count"), 8)
-            .int(&key("feed_forward_length"), 512)
-            .int(&key("context_length"), 4096)
-            .float(&key("attention.layer_norm_rms_epsilon"), 1e-5)
-            .texts("tokenizer.ggml.tokens", &["a", "b", "c"])
-    }
-
-    fn read(file: &Writer) -> Result<HParams, KeyError> {
-        HParams::read(&Gguf::parse(&file.to_bytes().unwrap()).unwrap().metadata)
-    }
-
-    #[test]
-    fn missing_optional_keys_have_defaults() {
-        for arch in [Arch::Llama, Arch::Qwen2, Arch::Qwen3] {
-            let hparams = read(&sample(arch)).unwrap();
-            let rope = Rope { n_ctx_orig: 4096, ..Rope::new(arch.rope_mode(), 32) };
-            let expected = HParams {
-                arch,
-                layers: 2,
-                width: 256,
-                heads: 8,
-                kv_heads: 8,
-                head_width: 32,
-                ff: 512,
-                experts: None,
-                vocab: 3,
-                context: 4096,
-                rms_epsilon: 1e-5,
-                rope,
-            };
-            assert_eq!(hparams, expected);
-        }
-        assert_eq!(Arch::Llama.rope_mode(), RopeMode::Normal);
-        assert_eq!(Arch::Qwen3Moe.rope_mode(), RopeMode::Neox);
-    }
-
-    #[test]
-    fn optional_keys_override_the_defaults() {
-        let file = sample(Arch::Qwen3Moe)
-            .int("qwen3moe.attention.head_count_kv", 2)
-            .int("qwen3moe.attention.key_length", 64)
-            .int("qwen3moe.attention.value_length", 64)
-            .int("qwen3moe.rope.dimension_count", 64)
-            .float("qwen3moe.rope.freq_base", 1e6)
-            .text("qwen3moe.rope.scaling.type", "linear")
-            .float("qwen3moe.rope.scaling.factor", 4.0)
-            .int("qwen3moe.expert_count", 8)
-            .int("qwen3moe.expert_used_count", 2)
-            .int("qwen3moe.vocab_size", 3);
-        let hparams = read(&file).unwrap();
-        assert_eq!((hparams.kv_heads, hparams.head_width, hparams.kv_width()), (2, 64, 128));
-        assert_eq!(hparams.experts, Some(Experts { count: 8, used: 2, ff: 256 }));
-        assert_eq!((hparams.rope.n_dims, hparams.rope.freq_base, hparams.rope.freq_scale), (64, 1e6, 0.25));
-        let hparams = read(&file.clone().int("qwen3moe.expert_feed_forward_length", 768)).unwrap();
-        assert_eq!(hparams.experts, Some(Experts { count: 8, used: 2, ff: 768 }));
-        let hparams = read(&file.text("qwen3moe.rope.scaling.type", "none")).unwrap();
-        assert_eq!(hparams.rope.freq_scale, 1.0);
-        let hparams = read(&sample(Arch::Llama).float("llama.rope.scale_linear", 2.0)).unwrap();
-        assert_eq!(hparams.rope.freq_scale, 0.5);
-    }
-
-    #[test]
-    fn each_missing_key_is_named() {
-        for key in ["block_count", "embedding_length", "attention.head_count", "feed_forward_length", "context_length"]
-            .into_iter()
-            .chain(["attention.layer_norm_rms_epsilon"])
-        {
-            let key = format!("llama.{key}");
-            assert_eq!(read(&sample(Arch::Llama).without(&key).unwrap()), Err(KeyError::Missing { key }));
-        }
-        for key in ["general.architecture", "tokenizer.ggml.tokens"] {
-            assert_eq!(
-                read(&sample(Arch::Llama).without(key).unwrap()),
-                Err(KeyError::Missing { key: key.to_owned() })
-            );
-        }
-        let key = "qwen3moe.expert_count".to_owned();
-        assert_eq!(read(&sample(Arch::Qwen3Moe)), Err(KeyError::Missing { key }));
-    }
-
-    #[test]
-    fn each_contradiction_is_named() {
-        let llama = || sample(Arch::Llama);
-        let moe = || sample(Arch::Qwen3Moe).int("qwen3moe.expert_count", 4);
-        let cases = [
-            (
-                llama().text("general.architecture", "mamba"),
-                "general.architecture: expected one of llama, qwen2, qwen3, qwen3moe, the architectures this program runs, \
-                 found \"mamba\"",
-            ),
-            (llama().int("llama.block_count", 0), "llama.block_count: expected a number above 0, found 0"),
-            (
-                llama().int("llama.attention.head_count_kv", 3),
-                "expected a divisor of llama.attention.head_count, 8, found 3",
-            ),
-            (
-                llama().ints("llama.attention.head_count", &[8, 4]),
-                "llama.attention.head_count: expected a whole number",
-            ),
-            (
-                llama().int("llama.attention.head_count", 7),
-                "expected a divisor of llama.embedding_length, 256, found 7",
-            ),
-            (llama().int("llama.attention.key_length", 64), "llama.attention.value_length: expected 64, the length"),
-            (llama().int("llama.rope.dimension_count", 16), "llama.rope.dimension_count: expected an even number and"),
-            (llama().text("llama.rope.scaling.type", "yarn"), "rope.scaling.type: expected none or linear: YaRN, Long"),
-            (
-                llama().float("llama.rope.scaling.factor", -1.0),
-                "rope.scaling.factor: expected a number above 0, found -1",
-            ),
-            (
-                llama().float("llama.rope.freq_base", f32::NAN),
-                "llama.rope.freq_base: expected a finite number, found NaN",
-            ),
-            (llama().int("llama.vocab_size", 4), "expected 3, the length of tokenizer.ggml.tokens, found 4"),
-            (
-                llama().text("tokenizer.ggml.tokens", "x"),
-                "tokenizer.ggml.tokens: expected an array of tokens, found \"x\"",
-            ),
-            (
-                llama().int("llama.expert_count", 8),
-                "expected no experts: they are supported in qwen3moe alone, found 8",
-            ),
-            (moe().int("qwen3moe.expert_used_count", 5), "expert_used_count: expected at most the 4 experts, found 5"),
-        ];
-        for (file, expected) in cases {
-            let error = read(&file).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}\n{expected}");
-        }
-    }
-}
+mod tests;

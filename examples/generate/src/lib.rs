@@ -4,7 +4,7 @@
 //!
 //! - Input: [`args`] is the command line, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
 //!   metadata that [`fanout::gguf`] parses, and [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
-//! - Weights: [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
+//! - Weights: [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
 //!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
 //!   [`parallel`] replies to many prompts at once.
@@ -37,6 +37,7 @@ pub mod sample;
 pub mod servers;
 pub mod session;
 pub mod summary;
+pub mod tensor_names;
 pub mod text_file;
 pub mod timed_device;
 pub mod token_history;

@@ -19,6 +19,7 @@ use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
 use generate::hparams::HParams;
 use generate::summary::Summary;
+use generate::tensor_names;
 use log::LevelFilter;
 
 fn main() -> ExitCode {
@@ -100,5 +101,6 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if args.info {
         return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);
     }
+    tensor_names::check(&gguf, &hparams).with_context(|| path)?;
     generate::run::run_program(args, &file, &gguf, &hparams, &mut io::stdin().lock(), &mut TextWriter)
 }

@@ -3,6 +3,7 @@
 
 use crate::hparams::HParams;
 use crate::model::{CacheOptions, ModelError, copy_name};
+use crate::tensor_names::ModelPart;
 use fanout::tensor::TensorDesc;
 use thiserror::Error;
 
@@ -83,38 +84,11 @@ impl Placement {
                     groups.dedup();
                     groups.into_iter().for_each(|group| add(&copy_name(name, group), tensor, group));
                 }
-                None => log::info!("tensor {name:?} is not used"),
+                // `tensor_names::check` has named it.
+                None => {}
             }
         }
         Ok(Placement { weights, blocks: spread.blocks })
-    }
-}
-
-/// The part of the model that a tensor belongs to.
-pub enum ModelPart {
-    /// The token embedding.
-    Embedding,
-    /// A transformer block, by its number.
-    Block(usize),
-    /// The output weights and their norm.
-    Output,
-    /// A tensor that all blocks use.
-    EveryBlock,
-}
-
-impl ModelPart {
-    /// The part that a tensor of this name belongs to; `None` if the model does not use it.
-    pub fn of(name: &str, hparams: &HParams) -> Option<ModelPart> {
-        if let Some(rest) = name.strip_prefix("blk.") {
-            let i = rest.split('.').next()?.parse().ok()?;
-            return (i < hparams.layers).then_some(ModelPart::Block(i));
-        }
-        match name {
-            "token_embd.weight" => Some(ModelPart::Embedding),
-            "output_norm.weight" | "output.weight" | "output.bias" => Some(ModelPart::Output),
-            "rope_freqs.weight" => Some(ModelPart::EveryBlock),
-            _ => None,
-        }
     }
 }
 

@@ -278,6 +278,29 @@ fn an_unusable_tokenizer_causes_a_warning() {
     }
 }
 
+/// Doubts about a file are warnings and records of level info, once each.
+#[test]
+fn ignored_parts_of_a_file_are_named_once() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ignored");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("model.gguf");
+    let model = model().int("llama.vocab_size", 6).int("llama.new_key", 1);
+    let model = model.tensor("blk.0.attn_rot_embd", &[16], DType::F32);
+    fs::write(&file, model.to_bytes().unwrap()).unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+    let output =
+        program.arg(&file).args(["--tokens", "1", "-n", "1", "-d", "CPU", "--log-level", "info"]).output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{log}");
+    for record in [
+        "WARN ] llama.vocab_size is 6, but the file has 5 tokens: the model is run with 5",
+        "WARN ] this program does not know these keys of the file, and ignores them: llama.new_key",
+        "INFO ] ignored tensors, which cannot change the text: blk.0.attn_rot_embd",
+    ] {
+        assert_eq!(log.matches(record).count(), 1, "{record}\n{log}");
+    }
+}
+
 /// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.
 #[test]
 fn a_planned_run_reports_its_prediction() {
@@ -333,11 +356,15 @@ fn every_message_is_that_of_the_document() {
     create_files(&folder);
     let whole = model().to_bytes().unwrap();
     let mamba = Writer::new().text("general.architecture", "mamba").to_bytes().unwrap();
+    let encoder = model().flag("llama.attention.causal", false).to_bytes().unwrap();
+    let sinks = model().tensor("blk.0.attn_sinks.weight", &[1], DType::F32).to_bytes().unwrap();
     let refusing = "{{ raise_exception('no \u{1b}[1msystem prompt') }}";
     for (name, content) in [
         ("model.gguf", &whole[..]),
         ("cut.gguf", &whole[..60]),
         ("mamba.gguf", &mamba),
+        ("encoder.gguf", &encoder),
+        ("sinks.gguf", &sinks),
         ("open.jinja", b"{% for message in messages %}{{ message.content }"),
         ("refusing.jinja", refusing.as_bytes()),
         // In the place of a CUDA driver, so that one of this machine is not found.

@@ -100,7 +100,7 @@ impl BlockContext<'_> {
         Ok([ctx.stored(keys_name, keys)?, ctx.stored(values_name, values)?])
     }
 
-    /// Heads after the optional per-head norm and the rotary position embedding.
+    /// Heads after the per-head norm, which some architectures have, and the rotary position embedding.
     fn rotated(
         &self,
         ctx: &mut GraphContext<'_>,
@@ -110,10 +110,8 @@ impl BlockContext<'_> {
         heads: TensorId,
     ) -> Result<TensorId, ModelError> {
         let hparams = &self.model.hparams;
-        let heads = match ctx.optional(norm, &[hparams.head_width])? {
-            Some(_) => ctx.norm(&format!("{name}_normed"), heads, norm)?,
-            None => heads,
-        };
+        let heads =
+            if hparams.arch.normalises_heads() { ctx.norm(&format!("{name}_normed"), heads, norm)? } else { heads };
         let mut srcs = vec![heads, self.inputs.positions];
         if let Some((name, factors)) = self.model.rope_factors(i) {
             srcs.push(ctx.stored(name, factors)?);

@@ -3,7 +3,7 @@
 use crate::args::Args;
 use crate::hparams::HParams;
 use crate::model::CacheOptions;
-use crate::placement::ModelPart;
+use crate::tensor_names::ModelPart;
 use anyhow::Context;
 use fanout::gguf::{Gguf, TensorInfo};
 use fanout::sched::planner::{BlockSizes, ModelSizes};

@@ -9,6 +9,7 @@
 
 mod bpe;
 mod decode;
+mod end_tokens;
 mod spm;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use thiserror::Error;
 use tokenizers::AddedToken;
 
 pub use decode::DecodeStream;
+use end_tokens::EndTokens;
 use fanout::gguf::{KeyError, Metadata, required};
 
 /// Metadata keys of the tokenizer.
@@ -33,15 +35,14 @@ mod key {
     pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
     pub(super) const EOT: &str = "tokenizer.ggml.eot_token_id";
     pub(super) const EOM: &str = "tokenizer.ggml.eom_token_id";
+    pub(super) const FIM_PAD: &str = "tokenizer.ggml.fim_pad_token_id";
+    pub(super) const FIM_REP: &str = "tokenizer.ggml.fim_rep_token_id";
+    pub(super) const FIM_SEP: &str = "tokenizer.ggml.fim_sep_token_id";
     pub(super) const UNK: &str = "tokenizer.ggml.unknown_token_id";
     pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
     pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
     pub(super) const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 }
-
-/// Texts of control tokens that end a turn or a text, in the vocabularies of the supported models.
-const END_TOKENS: [&str; 7] =
-    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"];
 
 /// The tokenizer of a file cannot be built, or cannot encode a text.
 #[derive(Debug, Error)]
@@ -54,7 +55,7 @@ pub enum TokenizerError {
     Crate(#[from] tokenizers::Error),
 }
 
-/// The kind of a token, from `tokenizer.ggml.token_type`.
+/// The kind of a token, from `tokenizer.ggml.token_type`, or from its text (`end_tokens.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokenKind {
     Normal,
@@ -113,6 +114,13 @@ impl<'a> Vocab<'a> {
         }
     }
 
+    /// Gives the token of this text another kind, and returns its id.
+    fn set_kind(&mut self, text: &str, kind: TokenKind) -> Option<u32> {
+        let id = *self.ids.get(text)?;
+        *self.kinds.get_mut(id as usize)? = kind;
+        Some(id)
+    }
+
     /// The vocabulary in the form that the `tokenizers` crate takes.
     fn owned(&self) -> tokenizers::models::bpe::Vocab {
         self.ids.iter().map(|(&text, &id)| (text.to_owned(), id)).collect()
@@ -157,7 +165,8 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError`] for an unsupported kind of vocabulary, and for keys that are missing or contradict each other.
     pub fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
-        let vocab = Vocab::read(metadata)?;
+        let mut vocab = Vocab::read(metadata)?;
+        let ends = EndTokens::find(metadata, &mut vocab)?;
         let TokenizerParts { mut inner, pieces, add_bos, bos, eos } =
             match required(key::MODEL, metadata.text(key::MODEL)?)? {
                 "llama" => spm::read(metadata, &vocab)?,
@@ -179,11 +188,8 @@ impl Tokenizer {
         };
         let first = added(key::ADD_BOS, add_bos, key::BOS, bos)?;
         let last = added(key::ADD_EOS, false, key::EOS, eos)?;
-        let named = END_TOKENS.iter().filter_map(|text| vocab.ids.get(text).copied());
-        let mut ends: Vec<u32> = named.filter(|&id| vocab.kinds[id as usize] == TokenKind::Control).collect();
-        ends.extend(eos);
-        ends.extend(vocab.id(metadata, key::EOT)?);
-        ends.extend(vocab.id(metadata, key::EOM)?);
+        let named = [eos, vocab.id(metadata, key::EOT)?, vocab.id(metadata, key::EOM)?];
+        let ends = ends.with_named(named.into_iter().flatten());
         let text = |id: Option<u32>| id.map_or("", |id| vocab.texts[id as usize]).to_owned();
         let special = SpecialTokens { bos: text(bos), eos: text(eos) };
         Ok(Tokenizer { inner, pieces, first, last, ends, special })

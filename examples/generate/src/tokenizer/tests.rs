@@ -45,24 +45,27 @@ const MERGES: [&str; 21] = [
 /// A byte-level BPE vocabulary: one token per byte value, the results of the merges, a word that no merge produces, and special
 /// tokens.
 fn bpe(pre: &str) -> Writer {
+    bpe_with(pre, &[("<|endoftext|>", 3), ("<|im_end|>", 3), ("<tool>", 4)]).int(key::BOS, 278).int(key::EOS, 279)
+}
+
+/// As [`bpe`], with these special tokens and their types from id 278 on, and without keys that name any of them.
+fn bpe_with(pre: &str, special: &[(&str, i32)]) -> Writer {
     let is_itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = '\u{100}'..;
     let character = |b: u8| if is_itself(b) { Some(char::from(b)) } else { others.next() };
     let mut tokens: Vec<String> = (0..=255).filter_map(character).map(String::from).collect();
     assert_eq!((tokens.len(), &*tokens[32]), (256, "Ġ"));
     tokens.extend(MERGES.map(|merge| merge.replace(' ', "")));
-    tokens.extend(["Ġworld", "<|endoftext|>", "<|im_end|>", "<tool>"].map(str::to_owned));
-    let n = tokens.len();
-    let mut kinds = vec![1; n];
-    kinds[n - 3..].copy_from_slice(&[3, 3, 4]);
+    tokens.push("Ġworld".to_owned());
+    let mut kinds = vec![1; tokens.len()];
+    tokens.extend(special.iter().map(|&(text, _)| text.to_owned()));
+    kinds.extend(special.iter().map(|&(_, kind)| kind));
     Writer::new()
         .text(key::MODEL, "gpt2")
         .text(key::PRE, pre)
         .texts(key::TOKENS, &tokens)
         .ints(key::TYPES, &kinds)
         .texts(key::MERGES, &MERGES)
-        .int(key::BOS, n as u32 - 3)
-        .int(key::EOS, n as u32 - 2)
 }
 
 fn check(tokenizer: &Tokenizer, cases: &[(&str, &[u32])]) {
@@ -208,6 +211,89 @@ fn control_tokens_decode_to_nothing_and_may_end_the_text() {
     let bpe = tokenizer(&bpe("qwen2")).unwrap();
     assert_eq!((bpe.bytes(277), bpe.bytes(278), bpe.bytes(280)), (&b" world"[..], &b""[..], &b"<tool>"[..]));
     assert!(bpe.is_end(278) && bpe.is_end(279) && !bpe.is_end(280));
+}
+
+/// A token that ends a reply by its text does so with every type, is one token in a prompt, and is not printed. Each row has the
+/// special tokens of a file with their types, and which of them end a reply and which are printed.
+#[test]
+fn tokens_end_a_reply_by_their_text_whatever_their_type() {
+    type Row<'a> = (&'a [(&'a str, i32)], &'a [&'a str], &'a [&'a str]);
+    let rows: &[Row<'_>] = &[
+        (&[("<|im_start|>", 4), ("<|im_end|>", 4)], &["<|im_end|>"], &["<|im_start|>"]),
+        (&[("<|im_end|>", 1), ("<|im_start|>", 3)], &["<|im_end|>"], &[]),
+        (&[("<|im_end|>", 5), ("</s>", 6)], &["<|im_end|>", "</s>"], &[]),
+        (&[("<|eot_id|>", 4), ("<|eom_id|>", 4)], &["<|eot_id|>", "<|eom_id|>"], &[]),
+        (&[("<|endoftext|>", 4), ("<|end_of_text|>", 4)], &["<|endoftext|>", "<|end_of_text|>"], &[]),
+        (&[("<EOT>", 4), ("_<EOT>", 4), ("[EOT]", 4)], &["<EOT>", "_<EOT>", "[EOT]"], &[]),
+        (&[("[EOS]", 4), ("<eos>", 4), ("[e~[", 4)], &["[EOS]", "<eos>", "[e~["], &[]),
+        (&[("<end_of_turn>", 4), ("<turn|>", 4)], &["<end_of_turn>", "<turn|>"], &[]),
+        (
+            &[("<end_of_utterance>", 4), ("<｜end▁of▁sentence｜>", 4)],
+            &["<end_of_utterance>", "<｜end▁of▁sentence｜>"],
+            &[],
+        ),
+        // Of Qwen 2.5 Coder.
+        (
+            &[("<|fim_prefix|>", 4), ("<|fim_pad|>", 4), ("<|repo_name|>", 4), ("<|file_sep|>", 4)],
+            &["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
+            &["<|fim_prefix|>"],
+        ),
+        // Of tokens for padding, one has the role.
+        (&[("<PAD>", 4), ("<|fim_pad|>", 4)], &["<|fim_pad|>"], &["<PAD>"]),
+        (&[("[PAD]", 3), ("<reponame>", 3)], &["[PAD]", "<reponame>"], &[]),
+        // `<|end|>` ends a message within a reply where other tokens end the reply.
+        (&[("<|end|>", 3)], &["<|end|>"], &[]),
+        (&[("<|end|>", 4), ("<|return|>", 4)], &["<|end|>", "<|return|>"], &[]),
+        (&[("<|end|>", 4), ("<|call|>", 3)], &["<|end|>", "<|call|>"], &[]),
+        (&[("<|end|>", 3), ("<|return|>", 3), ("<|call|>", 3)], &["<|return|>", "<|call|>"], &["<|end|>"]),
+        (&[("<|end|>", 3), ("<|return|>", 3), ("<|calls|>", 3)], &["<|return|>", "<|calls|>"], &["<|end|>"]),
+        (&[("<|end|>", 3), ("<|flush|>", 3), ("<|calls|>", 3)], &["<|flush|>", "<|calls|>"], &["<|end|>"]),
+        (&[("<|end|>", 3), ("<|flush|>", 3), ("<|return|>", 3)], &["<|end|>", "<|flush|>", "<|return|>"], &[]),
+        // `</s>` is a word where another token ends the reply.
+        (&[("</s>", 3), ("<|tool_response>", 4)], &["<|tool_response>"], &["</s>"]),
+    ];
+    for &(special, ends, printed) in rows {
+        // The key does not undo a removal.
+        for eos in [None, Some(278)] {
+            let file = bpe_with("qwen2", special);
+            let file = if let Some(eos) = eos { file.int(key::EOS, eos) } else { file };
+            let tokenizer = tokenizer(&file).unwrap();
+            for (id, &(text, _)) in (278..).zip(special) {
+                let removed = text == "<|end|>" && !ends.contains(&text) || text == "</s>" && !ends.contains(&text);
+                let is_end = ends.contains(&text) || eos == Some(id) && !removed;
+                assert_eq!(tokenizer.is_end(id), is_end, "{text} of {special:?}, {eos:?}");
+                let bytes = if printed.contains(&text) { text.as_bytes() } else { b"" };
+                assert_eq!(tokenizer.bytes(id), bytes, "{text} of {special:?}");
+                if text != "</s>" || ends.contains(&text) {
+                    assert_eq!(
+                        tokenizer.encode(&format!("in{text}in")).unwrap(),
+                        [259, id, 259],
+                        "{text} of {special:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Keys name tokens that end a reply whatever their text and type; a key of padding takes the role from the texts.
+#[test]
+fn keys_name_tokens_that_end_a_reply() {
+    let special = [("<a>", 4), ("<|fim_pad|>", 4), ("<|file_sep|>", 4)];
+    let (a, pad, separator) = (278, 279, 280);
+    for (key, ends) in [
+        (key::EOS, vec![a, pad, separator]),
+        (key::EOT, vec![a, pad, separator]),
+        (key::EOM, vec![a, pad, separator]),
+        ("tokenizer.ggml.fim_pad_token_id", vec![a, separator]),
+        ("tokenizer.ggml.fim_rep_token_id", vec![a, pad, separator]),
+        ("tokenizer.ggml.fim_sep_token_id", vec![a, pad]),
+        ("tokenizer.ggml.fim_pre_token_id", vec![pad, separator]),
+    ] {
+        let tokenizer = tokenizer(&bpe_with("qwen2", &special).int(key, a)).unwrap();
+        let found: Vec<u32> = (0..300).filter(|&id| tokenizer.is_end(id)).collect();
+        assert_eq!(found, ends, "{key}");
+    }
 }
 
 #[test]

@@ -176,6 +176,12 @@ fn errors_name_the_tensor_or_option_at_fault() {
     };
     let missing = graph(&|model| drop(model.weights.remove("blk.1.ffn_up.weight")));
     assert!(missing.contains("blk.1.ffn_up.weight"), "{missing}");
+    // Without the norm of its keys, a model of this architecture would write other text.
+    let qwen3 = Loaded::new(&ToyModel::new(Arch::Qwen3), DType::F32, false).model;
+    let mut model = qwen3.clone();
+    model.weights.remove("blk.1.attn_k_norm.weight");
+    let missing = model.graph(shape).unwrap_err().to_string();
+    assert!(qwen3.graph(shape).is_ok() && missing.contains("blk.1.attn_k_norm.weight"), "{missing}");
     let wrong = graph(&|model| model.hparams.ff = 41);
     assert!(wrong.contains("blk.0.ffn_gate.weight") && wrong.contains("[24, 41, 1, 1]"), "{wrong}");
 
