@@ -115,7 +115,8 @@ struct Args {
     allow_keys: Option<PathBuf>,
 
     /// Clients that may connect to addresses without TLS, by address or network (10.0.0.0/24); may be given several times.
-    /// Others are closed before anything is read, except those of this machine at addresses of loopback [default: all].
+    /// Others are closed before anything is read, except those of this machine at addresses of loopback [default:
+    /// none; an address without TLS beyond loopback then needs --insecure].
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     allow: Vec<IpNetwork>,
 

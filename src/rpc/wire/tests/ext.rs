@@ -26,6 +26,16 @@ impl ExtRequestBuffers {
     }
 }
 
+/// docs/protocol.md names the revision of the code in its title, and in no other place, where it could become wrong.
+#[test]
+fn the_document_names_the_revision_once() {
+    let document = include_str!("../../../../docs/protocol.md");
+    let title = format!("# fanout's extensions of ggml's RPC protocol, revision {REVISION}\n");
+    let rest = document.strip_prefix(&title).expect("docs/protocol.md: the title names another revision");
+    let numbered = |word: &str| word.trim_start_matches(['(', ' ']).starts_with(|c: char| c.is_ascii_digit());
+    assert!(!rest.split("revision").skip(1).any(numbered), "docs/protocol.md: a revision outside of the title");
+}
+
 fn span(rng: &mut Rng) -> BufferSpan {
     BufferSpan { buffer: rng.u64(..), offset: rng.u64(..), len: rng.u64(..1 << 40) }
 }
