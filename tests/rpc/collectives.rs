@@ -342,21 +342,29 @@ fn rank_0_takes_a_listed_peer_on_its_own_address_and_stops_listening() {
     let at = comm_address(&server);
     let mut client = connect(&server);
     send_init(&mut client, comm_init(0, 0, at.port().into(), b""));
-    // A listed peer that ends in the middle of its capabilities, and unlisted ones: rank 0 goes on waiting.
-    for (from, bytes) in [(unlisted, &CAPS[..]), (listed, &CAPS[..10]), (unlisted, b""), (listed, b"")] {
+    // A listed peer that ends in the middle of its capabilities, one of another protocol, and unlisted ones: rank 0 goes on waiting.
+    let http = b"POST /x HTTP/1.1\r\nHost: rank-0:51052\r\n\r\n";
+    for (from, bytes) in [
+        (unlisted, &CAPS[..]),
+        (listed, &CAPS[..10]),
+        (listed, http),
+        (listed, &[7; 24]),
+        (unlisted, b""),
+        (listed, b""),
+    ] {
         let mut stream = dial_from(from, at);
         let sent = stream.write_all(bytes);
         if from == listed {
             sent.unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            // Fails if the server has closed already.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
         }
         expect_nothing(&mut stream);
     }
     let other_address = SocketAddr::from((Ipv4Addr::LOCALHOST, at.port()));
     assert_eq!(TcpStream::connect(other_address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     let mut peer = dial_from(listed, at);
-    // Any capabilities are accepted; the reply offers none.
-    peer.write_all(&[7; 24]).unwrap();
+    peer.write_all(&CAPS).unwrap();
     let mut caps = [9; 24];
     peer.read_exact(&mut caps).unwrap();
     assert_eq!(caps, CAPS);

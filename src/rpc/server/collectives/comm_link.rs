@@ -33,8 +33,7 @@ pub(in crate::rpc::server) struct CommLink {
 /// A peer that has connected to rank 0 and has yet to send its capabilities.
 pub(super) struct Candidate {
     connection: Duplex,
-    /// What the capabilities are does not matter: without an offer of this end, the connection stays TCP.
-    caps: [u8; CAPS_BYTES],
+    /// Bytes of its capabilities that have arrived.
     received: usize,
     deadline: Deadline,
 }
@@ -43,7 +42,7 @@ impl Candidate {
     /// A peer that has to send its capabilities within `timeout`.
     pub(super) fn new(connection: Connection, timeout: Duration) -> Candidate {
         let (connection, deadline) = (connection.into_duplex(), Deadline::after(timeout));
-        Candidate { connection, caps: [0; CAPS_BYTES], received: 0, deadline }
+        Candidate { connection, received: 0, deadline }
     }
 
     /// Address of the peer, for the log.
@@ -56,14 +55,18 @@ impl Candidate {
         self.connection.wait(Interest::Read, &Deadline::after(timeout))
     }
 
-    /// Reads what has arrived. Returns whether all of the capabilities have.
+    /// Reads what has arrived, and checks it as rank 1 does ([`check_caps`]). Returns whether all of the capabilities have.
     ///
     /// # Errors
-    /// The peer is late or lost.
+    /// The peer is late or lost, or offers more than TCP.
     pub(super) fn poll_caps(&mut self) -> Result<bool, ExchangeError> {
-        while let Some(missing) = self.caps.get_mut(self.received..).filter(|missing| !missing.is_empty()) {
+        let mut caps = [0; CAPS_BYTES];
+        while let Some(missing) = caps.get_mut(self.received..).filter(|missing| !missing.is_empty()) {
             match self.connection.try_read(missing)? {
-                Some(n) => self.received += n,
+                Some(n) => {
+                    check_caps(missing.get(..n).unwrap_or_default())?;
+                    self.received += n;
+                }
                 None if self.deadline.remaining().is_some() => return Ok(false),
                 None => {
                     let (what, after) = ("no capabilities of the other server", self.deadline.timeout());
@@ -148,9 +151,14 @@ impl Payload for CapsPayload {
         Ok((!std::mem::replace(&mut self.sent, true)).then(|| vec![0; CAPS_BYTES]))
     }
 
-    /// Refuses capabilities that are not zero. Otherwise a dialled service that sends bytes first, such as an SSH server, would be
-    /// taken for rank 0, and the client could read its bytes through COMM_ALLREDUCE.
     fn receive(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
-        if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(ExchangeError::NotPlainTcp) }
+        check_caps(bytes)
     }
+}
+
+/// Refuses capabilities that are not zero, at either end: another protocol would be taken for collectives. The client could read
+/// the bytes of a dialled service that sends first, such as an SSH server, through COMM_ALLREDUCE; and rank 0 would add the bytes
+/// of a program that dials its port, such as a browser, to the client's tensor.
+fn check_caps(bytes: &[u8]) -> Result<(), ExchangeError> {
+    if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(ExchangeError::NotPlainTcp) }
 }

@@ -62,8 +62,13 @@ pub(in crate::rpc::server) enum RendezvousError {
     ClientHungUp,
     #[error("cannot listen on {0}")]
     Listen(String),
-    #[error("no listed server has connected to {at} within {after:?}{}", refused_text(.refused))]
-    NotConnected { at: SocketAddr, after: Duration, refused: Option<PeerAddr> },
+    #[error("no listed server has connected to {at} within {after:?}{closed}")]
+    NotConnected {
+        at: SocketAddr,
+        after: Duration,
+        /// Names the last peer that was closed, and why; empty without one.
+        closed: String,
+    },
     #[error(
         "another client's COMM_INIT uses {at}, or has used it a few seconds ago: the servers of the two clients could be mixed up"
     )]
@@ -74,11 +79,6 @@ pub(in crate::rpc::server) enum RendezvousError {
     Unreachable { last: String, after: Duration },
     #[error("the other server has not completed the connection: {0}")]
     NotEstablished(ExchangeError),
-}
-
-/// What [`RendezvousError::NotConnected`] says about the last peer that is not on the allow-list.
-fn refused_text(refused: &Option<PeerAddr>) -> String {
-    refused.map(|peer| format!("; {peer} has, and no --peer permits it")).unwrap_or_default()
 }
 
 /// The pending COMM_INITs of a server.
@@ -110,7 +110,7 @@ impl Rendezvous {
         let claim = self.claims.claim(at)?;
         let listener = listen(at, &deadline, hung_up)?;
         let mut candidates = Vec::new();
-        let mut refused = None;
+        let mut closed = String::new();
         loop {
             if hung_up() {
                 return Err(RendezvousError::ClientHungUp);
@@ -124,22 +124,24 @@ impl Rendezvous {
                     candidates.push(Candidate::new(connection, timeouts.capabilities));
                 } else {
                     debug!("{peer}: connected to {at} for collectives, but no --peer permits it; closed");
-                    refused = Some(peer);
+                    closed = format!("; {peer} has, and no --peer permits it");
                 }
             }
-            while let Some(candidate) = take_ready(&mut candidates, at) {
-                let peer = candidate.peer();
-                match candidate.complete(request, timeouts.capabilities, hung_up) {
+            while let Some((peer, polled)) = take_decided(&mut candidates) {
+                match polled.and_then(|ready| ready.complete(request, timeouts.capabilities, hung_up)) {
                     Ok(link) => {
                         claim.expire_after(timeouts.dial);
                         return Ok((link, claim));
                     }
                     Err(ExchangeError::ClientHungUp) => return Err(RendezvousError::ClientHungUp),
-                    Err(e) => debug!("{peer}: connected to {at} for collectives: {e}; closed"),
+                    Err(error) => {
+                        debug!("{peer}: connected to {at} for collectives: {error}; closed");
+                        closed = format!("; {peer} has: {error}");
+                    }
                 }
             }
             if left.is_none() {
-                return Err(RendezvousError::NotConnected { at, after: deadline.timeout(), refused });
+                return Err(RendezvousError::NotConnected { at, after: deadline.timeout(), closed });
             }
         }
     }
@@ -254,20 +256,13 @@ fn next_connection(
     }
 }
 
-/// Removes and returns the first peer whose capabilities are complete. Closes peers that are late or lost.
-fn take_ready(candidates: &mut Vec<Candidate>, at: SocketAddr) -> Option<Candidate> {
-    let mut next = 0;
-    while let Some(candidate) = candidates.get_mut(next) {
-        match candidate.poll_caps() {
-            Ok(true) => return Some(candidates.remove(next)),
-            Ok(false) => next += 1,
-            Err(e) => {
-                debug!("{}: connected to {at} for collectives: {e}; closed", candidate.peer());
-                candidates.remove(next);
-            }
-        }
-    }
-    None
+/// Removes the first peer whose capabilities are complete, or who is late, lost or no server of collectives. Returns its address
+/// with the peer, or with the reason for which it is to be closed.
+fn take_decided(candidates: &mut Vec<Candidate>) -> Option<(PeerAddr, Result<Candidate, ExchangeError>)> {
+    let mut polled = candidates.iter_mut().map(Candidate::poll_caps).enumerate();
+    let (at, polled) = polled.find(|(_, polled)| !matches!(polled, Ok(false)))?;
+    let candidate = candidates.remove(at);
+    Some((candidate.peer(), polled.map(|_| candidate)))
 }
 
 /// The dialling thread of a session: at most one at a time. It may outlive its COMM_INIT by one attempt to

@@ -86,6 +86,44 @@ fn the_error_names_a_peer_that_is_not_on_the_list() {
     assert_eq!(error, want);
 }
 
+/// A listed host that speaks another protocol, or offers RDMA, is closed without a byte, as soon as a byte shows it. The error
+/// says why, and the right peer is still accepted.
+#[test]
+fn rank_0_requires_the_capabilities_of_plain_tcp() {
+    for (number, caps) in [(8, &b"POST / HTTP/1.1\r\nHost: a"[..]), (9, &[0, 0, 7]), (10, &[7; 24])] {
+        let at = free_address(number);
+        for then_the_right_one in [false, true] {
+            let (wrong, right, polls) = (RefCell::new(None), RefCell::new(None), Cell::new(0));
+            let hung_up = || {
+                wrong.borrow_mut().get_or_insert_with(|| peer(at, caps));
+                // After a poll in which the bytes of the wrong one were there.
+                if then_the_right_one && polls.replace(polls.get() + 1) == 5 {
+                    right.replace(Some(peer(at, &[0; 24])));
+                }
+                false
+            };
+            let whole = if then_the_right_one { LONG } else { SHORT };
+            let list = allowlist("127.0.0.0/8:*");
+            let accepted = Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(whole, LONG, LONG), &hung_up);
+            let (mut wrong, _sender) = wrong.into_inner().unwrap();
+            match accepted {
+                Ok((link, _)) => {
+                    let right = right.into_inner().expect("only the right one is accepted").0;
+                    assert_eq!(link.peer().to_string(), right.local_addr().unwrap().to_string());
+                }
+                Err(error) => {
+                    let (text, wrong) = (error.to_string(), wrong.local_addr().unwrap());
+                    assert!(
+                        text.contains(&format!("; {wrong} has: ")) && text.contains("GGML_RPC_NO_RDMA=1"),
+                        "{text}"
+                    );
+                }
+            }
+            assert!(!matches!(wrong.read_into(&mut [0], &Deadline::after(LONG)), Ok(1..)), "closed without a byte");
+        }
+    }
+}
+
 #[test]
 fn rank_0_waits_until_its_port_is_free() {
     let (listener, at) = listener(4);
