@@ -54,11 +54,14 @@ pub(super) enum BadRequest {
 /// # Errors
 /// [`BadRequest`].
 pub(super) fn parse(bytes: &[u8], names: &HostNames) -> Result<Option<(Request, usize)>, BadRequest> {
+    // Only so many bytes are parsed, however many have arrived: a longer head is then incomplete, and the reply does not depend on
+    // how its bytes were received.
+    let bytes = bytes.get(..MAX_HEAD).unwrap_or(bytes);
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     let len = match request.parse(bytes) {
         Ok(httparse::Status::Complete(len)) => len,
-        Ok(httparse::Status::Partial) if bytes.len() >= MAX_HEAD => return Err(BadRequest::TooLarge),
+        Ok(httparse::Status::Partial) if bytes.len() == MAX_HEAD => return Err(BadRequest::TooLarge),
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => return Err(BadRequest::TooLarge),
         Err(_) => return Err(BadRequest::Malformed),
@@ -161,8 +164,18 @@ mod tests {
         assert_eq!(parse(pipelined.as_bytes(), &names()).unwrap().unwrap().1, pipelined.len() - 3);
     }
 
+    /// A head of exactly the limit is served, and no longer one, whether it arrives at once or with a request behind it.
     #[test]
     fn a_head_that_is_too_large_is_refused() {
+        let head_of = |len: usize| {
+            let (start, end) = ("GET / HTTP/1.1\r\nHost: localhost\r\nX: ", "\r\n\r\n");
+            format!("{start}{}{end}", "x".repeat(len - start.len() - end.len()))
+        };
+        for (len, behind) in [(MAX_HEAD, ""), (MAX_HEAD, "GET"), (MAX_HEAD + 1, ""), (9000, ""), (9000, "GET")] {
+            let got = parse((head_of(len) + behind).as_bytes(), &names()).map(|found| found.map(|(_, len)| len));
+            let want = if len <= MAX_HEAD { Ok(Some(len)) } else { Err(BadRequest::TooLarge) };
+            assert_eq!(got, want, "{len} {behind}");
+        }
         let field = |n: usize| format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}", "x".repeat(n));
         assert_eq!(parse(field(MAX_HEAD).as_bytes(), &names()), Err(BadRequest::TooLarge));
         assert_eq!(parse(field(10).as_bytes(), &names()), Ok(None));
