@@ -265,7 +265,9 @@ fn a_session_that_waits_for_a_peer_ends_with_its_client() {
 #[test]
 fn bytes_of_a_wrong_length_fail_the_receiving_queue() {
     let server = TestServer::start(Config::default());
-    for (len, early) in [(0, true), (0, false), (99, true), (99, false), (101, true), (101, false)] {
+    let cases = [0, 99, 101].into_iter().flat_map(|len| [true, false].map(|early| (len, early)));
+    // The client learns of the failure also if it awaits no notification of the queue.
+    for ((len, early), reads) in cases.flat_map(|case| [true, false].map(|reads| (case, reads))) {
         let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
         let span = dst.alloc_span(100);
         dst.fill_span(0, span, 5);
@@ -283,12 +285,34 @@ fn bytes_of_a_wrong_length_fail_the_receiving_queue() {
         if early {
             dst.receive_from_peer(span, &tokens);
         }
-        dst.read_spans(0, 7, &[span]);
+        if reads {
+            dst.read_spans(0, 7, &[span]);
+        }
         let fault = dst.next_queue_failure();
-        assert!(fault.text.contains(&format!("got {len}")), "{len}, early {early}: {fault:?}");
+        assert!(fault.text.contains(&format!("got {len}")), "{len}, early {early}, reads {reads}: {fault:?}");
         dst.reopen_queue();
         assert_eq!(dst.read_bytes(span), [5; 100], "{len}, early {early}");
     }
+}
+
+/// The failure takes its turn behind what the queue still has to report.
+#[test]
+fn a_failed_transfer_is_reported_after_earlier_notifications() {
+    let held = HeldDevice::new("CPU0");
+    let server = TestServer::with_device_list(vec![held.clone()], Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let span = dst.alloc_span(100);
+    let tokens = dst.request_tokens(1);
+    dst.fill_span(0, span, 5);
+    dst.read_spans(0, 7, &[span]);
+    dst.receive_from_peer(span, &tokens);
+    dst.assert_ping_replied();
+    src.peer_write(tokens[0], &[1; 99]);
+    src.expect_protocol_error(&["PEER_WRITE", "got 99"]);
+    dst.assert_ping_replied();
+    held.release();
+    assert_eq!(dst.next_notification(), data_notification(7, vec![5; 100]));
+    assert!(dst.next_queue_failure().text.contains("got 99"));
 }
 
 #[test]

@@ -192,6 +192,22 @@ impl QueueCompletions {
         self.drop_all();
     }
 
+    /// Appends a completion. Unless the notifier has the queue, it is put on the list of ready queues;
+    /// otherwise the notifier's thread reaches the new completion when it has sent the earlier ones.
+    fn append(
+        self: &Arc<Self>,
+        mut pending: MutexGuard<'_, PendingList>,
+        completion: PendingCompletion,
+        notifier: &NotifierShared,
+    ) {
+        pending.completions.push_back(completion);
+        let with_notifier = std::mem::replace(&mut pending.with_notifier, true);
+        drop(pending);
+        if !with_notifier {
+            notifier.mark_ready(Arc::clone(self));
+        }
+    }
+
     fn drop_all(&self) {
         let mut pending = self.lock();
         let dropped = std::mem::take(&mut pending.completions);
@@ -272,6 +288,13 @@ impl Completions {
         move |e| queue.fail_at_once(&e, ExtCommand::SendToPeer)
     }
 
+    /// Callback that fails the queue from any thread, once: QUEUE_FAILED is sent after the completions that are pending then, and
+    /// also if none is.
+    pub(super) fn ordered_failure_callback(&self) -> impl Fn(&DeviceError) + Send + Sync + 'static {
+        let (queue, notifier) = (Arc::clone(&self.queue), Arc::clone(&self.notifier));
+        move |e| queue.append(queue.lock(), PendingCompletion::Failed(DeviceFault::from(e)), &notifier)
+    }
+
     /// Sends MARK_REACHED once `point` is reached. `None`: the mark was found reached earlier, and the notification is sent
     /// at once.
     pub(super) fn report_mark(&mut self, number: u64, point: Option<TimelinePoint>) -> Result<(), TransportError> {
@@ -300,9 +323,7 @@ impl Completions {
         self.queue.lock().is_empty()
     }
 
-    /// Appends a completion. Unless the notifier has the queue, it is put on the list of ready queues; otherwise the
-    /// notifier's thread reaches the new completion when it has sent the earlier ones. Blocks while [`MAX_PENDING`] completions
-    /// are pending, for up to the timeout.
+    /// Appends a completion. Blocks while [`MAX_PENDING`] completions are pending, for up to the timeout.
     fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
         let until = Instant::now() + self.queue.timeout;
         let mut pending = self.queue.lock();
@@ -316,12 +337,7 @@ impl Completions {
             }
             pending = self.queue.sent.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        pending.completions.push_back(completion);
-        let with_notifier = std::mem::replace(&mut pending.with_notifier, true);
-        drop(pending);
-        if !with_notifier {
-            self.notifier.mark_ready(Arc::clone(&self.queue));
-        }
+        self.queue.append(pending, completion, &self.notifier);
         Ok(())
     }
 }

@@ -24,7 +24,11 @@ impl ExtendedSession<'_> {
         ledger.check_unused(region.bytes(), tokens)?;
         let receiver = match open_queue.receiver.take() {
             Some(receiver) => receiver,
-            None => ledger.new_receiver(self.resources.device(device)?, self.resources.server.config.reply_timeout),
+            None => {
+                let timeout = self.resources.server.config.reply_timeout;
+                let on_failure = Box::new(open_queue.completions.ordered_failure_callback());
+                ledger.new_receiver(self.resources.device(device)?, timeout, on_failure)
+            }
         };
         let received = open_queue.submit(|queue| ledger.receive(&receiver, queue, region, tokens))?;
         open_queue.receiver = Some(receiver);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::error::{MAX_TOKENS_PER_REQUEST, MAX_UNUSED_TOKENS, TokenError, check_count};
 use super::payload::PeerWriteData;
-use super::receiver::{PendingReceives, Receiver, ReceiverShared};
+use super::receiver::{FailureCallback, PendingReceives, Receiver, ReceiverShared};
 use super::table::{Destination, SessionTokens, TokenEntry, TokenMaps, TokenState, TokenTable};
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
 use crate::rpc::server::host_memory::SessionMemory;
@@ -45,9 +45,15 @@ impl TokenLedger {
     }
 
     /// Creates the receiver of a queue of `device`; each receiving queue needs its own. A RECEIVE_FROM_PEER fails if its bytes
-    /// have not arrived within `timeout`.
-    pub(in crate::rpc::server) fn new_receiver(&self, device: &Arc<dyn Device>, timeout: Duration) -> Receiver {
-        let receiver = Receiver::new(&self.table, device, (&self.budget, &self.memory), &self.threads, timeout);
+    /// have not arrived within `timeout`. `on_failure` is called when the receiver fails, and with it the queue.
+    pub(in crate::rpc::server) fn new_receiver(
+        &self,
+        device: &Arc<dyn Device>,
+        timeout: Duration,
+        on_failure: FailureCallback,
+    ) -> Receiver {
+        let memory = (&self.budget, &self.memory);
+        let receiver = Receiver::new(&self.table, device, memory, &self.threads, timeout, on_failure);
         self.pending_receives.add(&receiver);
         receiver
     }

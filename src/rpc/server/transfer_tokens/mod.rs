@@ -57,7 +57,7 @@ mod tests {
         let mut queue = device.queue(&budget).unwrap();
         let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
         let tokens = ledger.issue(2).unwrap();
-        let receiver = ledger.new_receiver(&device, Duration::from_secs(600));
+        let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
         let region = device.alloc(1, &budget).unwrap().whole();
         ledger.receive(&receiver, &mut *queue, region, &tokens[..1]).unwrap();
         let error = table.invalidate(&tokens[0], TokenError::Length { expected: TRANSFER_CHUNK_BYTES, have: 0 });
@@ -127,7 +127,7 @@ mod tests {
         let mut queue = device.queue(&budget).unwrap();
         let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
         let tokens = ledger.issue(1).unwrap();
-        let receiver = ledger.new_receiver(&device, Duration::from_secs(600));
+        let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
         let region = device.alloc(1, &budget).unwrap().whole();
         ledger.receive(&receiver, &mut *queue, region, &tokens).unwrap();
         std::thread::scope(|scope| {

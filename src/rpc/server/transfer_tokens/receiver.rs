@@ -28,6 +28,9 @@ use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::wire::ext::TransferToken;
 
+/// Called once when a receiver fails by itself, and not when it is closed.
+pub(in crate::rpc::server) type FailureCallback = Box<dyn Fn(&DeviceError) + Send + Sync>;
+
 /// The receiver of one queue. Dropping it fails all waits for its bytes.
 pub(in crate::rpc::server) struct Receiver(pub(super) Arc<ReceiverShared>);
 
@@ -38,6 +41,7 @@ impl Receiver {
         (budget, memory): (&Arc<MemoryBudget>, &Arc<SessionMemory>),
         threads: &Arc<ThreadBudget>,
         timeout: Duration,
+        on_failure: FailureCallback,
     ) -> Receiver {
         Receiver(Arc::new(ReceiverShared {
             table: Arc::clone(table),
@@ -46,6 +50,7 @@ impl Receiver {
             memory: Arc::clone(memory),
             threads: Arc::clone(threads),
             timeout,
+            on_failure,
             state: Mutex::default(),
             signal: Mutex::default(),
             changed: Condvar::new(),
@@ -106,6 +111,7 @@ pub(super) struct ReceiverShared {
     threads: Arc<ThreadBudget>,
     /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
     timeout: Duration,
+    on_failure: FailureCallback,
     /// May be locked for as long as an upload blocks. After its release, each holder calls [`ReceiverShared::end_if_closed`].
     state: Mutex<ReceiverState>,
     /// Locked for single accesses only.
@@ -462,7 +468,7 @@ impl Destination for ReceiverShared {
         if signal.closed.is_some() {
             return;
         }
-        signal.closed = Some(failure);
+        signal.closed = Some(failure.clone());
         let aborter = signal.aborter.take();
         drop(signal);
         self.changed.notify_one();
@@ -470,5 +476,9 @@ impl Destination for ReceiverShared {
             aborter.abort();
         }
         self.end_if_closed();
+        // The queue that waits for the bytes would report its failure only with a completion, of which none may be pending.
+        if failure != DeviceError::Ended {
+            (self.on_failure)(&failure);
+        }
     }
 }
