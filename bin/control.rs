@@ -7,6 +7,7 @@
 //!            ◄──────────────────────────  SOCKETS with up to 64 descriptors, repeated
 //!            ◄──────────────────────────  FIRST_START or RESTART
 //!   READY    ──────────────────────────►
+//!   BEAT     ──────────────────────────►  every second (`heartbeat.rs`)
 //! ```
 //!
 //! Each message is one byte. Everything else is a signal or the end of a process.
@@ -28,6 +29,9 @@ pub(crate) const SOCKETS: u8 = b'S';
 
 /// A worker serves. Its failures up to here would recur, those after it are survived by a restart.
 pub(crate) const READY: u8 = b'R';
+
+/// A worker runs.
+pub(crate) const BEAT: u8 = b'B';
 
 /// Follows the sockets of the first worker, which prints the addresses.
 const FIRST_START: u8 = b'F';

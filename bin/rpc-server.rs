@@ -12,6 +12,8 @@ mod control;
 mod doctor;
 #[cfg(unix)]
 mod hangup;
+#[cfg(unix)]
+mod heartbeat;
 mod help;
 mod http_args;
 mod keys;

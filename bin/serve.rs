@@ -71,6 +71,12 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
     if let Err(e) = log_writer::start() {
         return fail(&format!("cannot start the thread that writes the log: {e}"));
     }
+    #[cfg(unix)]
+    if let Role::Worker(link) = &role
+        && let Err(e) = link.start_heartbeat()
+    {
+        return fail(&format!("cannot start the thread of the heartbeat: {e}{NO_THREAD_REMEDY}"));
+    }
     if uses_gpu(&registry, &list) {
         compute_cache::warn_if_missing();
     }

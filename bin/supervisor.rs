@@ -27,6 +27,7 @@ use signal_hook::low_level::signal_name;
 
 use super::announce::Announcement;
 use super::backoff::Backoff;
+use super::heartbeat::Heartbeat;
 use super::{control, fail, hangup, log_writer, lost_device};
 
 /// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
@@ -130,6 +131,8 @@ struct Worker {
     link: Option<UnixStream>,
     started: Instant,
     ready: Option<Instant>,
+    /// From when it is ready on.
+    heartbeat: Option<Heartbeat>,
 }
 
 /// How the program ends.
@@ -178,6 +181,7 @@ impl Supervisor {
                 }
             }
             self.read_link();
+            self.check_heartbeat(Instant::now());
             self.forward_hangup();
             self.signals.drain_child();
             if let Some(status) = self.reap()? {
@@ -228,7 +232,7 @@ impl Supervisor {
     fn sleep(&self) -> io::Result<()> {
         let until = match self.end {
             Some(End::Drain { until } | End::Kill { until, .. }) => Some(until),
-            None => self.start_at,
+            None => self.start_at.or_else(|| Some(self.worker.as_ref()?.heartbeat.as_ref()?.next_check())),
         };
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         // Rounds up, so that the loop does not spin until the time has come.
@@ -305,8 +309,12 @@ impl Supervisor {
                         self.kill(1);
                     }
                 }
+                Ok(1) if message == [control::BEAT] => {
+                    worker.heartbeat.iter_mut().for_each(Heartbeat::beat);
+                }
                 Ok(1) if message == [control::READY] => {
-                    worker.ready = Some(Instant::now());
+                    let now = Instant::now();
+                    (worker.ready, worker.heartbeat) = (Some(now), Some(Heartbeat::start(now)));
                     self.has_served = true;
                     if let Err(e) = self.write_announcement() {
                         let _ = fail(&e);
@@ -317,6 +325,19 @@ impl Supervisor {
                 // Its end is reported when it is reaped.
                 _ => worker.link = None,
             }
+        }
+    }
+
+    /// Kills the worker if it has stopped, unless the program ends, which has limits of its own. Its death is then like any other.
+    fn check_heartbeat(&mut self, now: Instant) {
+        if let (Some(worker), None) = (&mut self.worker, &self.end)
+            && worker.heartbeat.as_mut().is_some_and(|heartbeat| heartbeat.has_stopped(now))
+        {
+            // Said and done once: a process that is blocked in a driver does not end at once.
+            worker.heartbeat = None;
+            error!("supervisor: worker {} has stopped: it sends no heartbeat. It is killed", worker.pid);
+            // Fails if the worker has ended; it is then reaped.
+            let _ = kill_process(worker.pid, Signal::KILL);
         }
     }
 
@@ -423,7 +444,8 @@ fn spawn_worker() -> io::Result<Worker> {
         .args(arguments)
         .stdin(Stdio::from(OwnedFd::from(worker_end)));
     let child = hangup::while_blocked(|| command.spawn())?;
-    Ok(Worker { pid: Pid::from_child(&child), link: Some(supervisor_end), started: Instant::now(), ready: None })
+    let (pid, link) = (Pid::from_child(&child), Some(supervisor_end));
+    Ok(Worker { pid, link, started: Instant::now(), ready: None, heartbeat: None })
 }
 
 /// The file of this program. On Linux the link to the running program: its file may have been replaced by another version.

@@ -8,6 +8,7 @@ use fanout::rpc::server::BoundSocket;
 use rustix::process::getppid;
 
 use super::control;
+use super::heartbeat::BEAT_INTERVAL;
 
 /// The worker's connection to its supervisor.
 pub(crate) struct SupervisorLink {
@@ -44,6 +45,21 @@ impl SupervisorLink {
                 "only for processes that a supervisor starts: standard input is not a connection to it: {e}"
             )),
         }
+    }
+
+    /// Starts the thread that shows the supervisor that this process runs.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start_heartbeat(&self) -> io::Result<()> {
+        let mut stream = self.stream.try_clone()?;
+        let beat = move || {
+            // It ends with the supervisor, and this process does, too.
+            while stream.write_all(&[control::BEAT]).is_ok() {
+                std::thread::sleep(BEAT_INTERVAL);
+            }
+        };
+        std::thread::Builder::new().name("heartbeat".to_owned()).spawn(beat).map(drop)
     }
 
     /// The listening sockets, and whether this worker replaces another one.

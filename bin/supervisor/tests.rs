@@ -1,5 +1,9 @@
 //! A supervisor whose workers the tests invent.
 
+use std::io::Write;
+
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+
 use super::*;
 
 /// A supervisor that has served, with this worker.
@@ -30,16 +34,51 @@ fn a_worker_that_does_not_drain_in_time_is_killed() {
     kill_process(pid, Signal::STOP).expect("a process");
     // Of two pending signals, SIGTERM would come first.
     rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
-    let mut supervisor = supervisor(Some(Worker { pid, link: None, started: now, ready: Some(now) }));
+    let mut supervisor = supervisor(Some(Worker { pid, link: None, started: now, ready: Some(now), heartbeat: None }));
     assert_eq!(supervisor.end_on(SIGTERM), None);
     assert_eq!(supervisor.run().expect("an exit status"), DRAIN_FAILED);
     assert!(now.elapsed() >= Duration::from_millis(50), "the worker was stopped, so it did not end by itself");
 }
 
+/// Beats count until the worker stops. The test's clock passes the intervals, which take 8 s.
+#[test]
+fn a_worker_without_a_heartbeat_is_killed() {
+    let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
+    let (pid, now) = (Pid::from_child(&child), Instant::now());
+    let (ours, mut workers) = UnixStream::pair().expect("a pair");
+    ours.set_nonblocking(true).expect("a socket");
+    let worker = Worker { pid, link: Some(ours), started: now, ready: None, heartbeat: None };
+    let mut supervisor = Supervisor { has_served: false, ..supervisor(Some(worker)) };
+    let hour = Duration::from_secs(3600);
+    supervisor.check_heartbeat(now + hour);
+    assert!(supervisor.worker.as_ref().is_some_and(|worker| worker.heartbeat.is_none()), "it is not ready yet");
+    workers.write_all(&[control::READY]).expect("room");
+    for passes in 1..5 {
+        workers.write_all(&[control::BEAT]).expect("room");
+        supervisor.read_link();
+        supervisor.check_heartbeat(now + passes * hour);
+    }
+    kill_process(pid, Signal::STOP).expect("a process");
+    // Leaves the process to be reaped: the supervisor of another test reaps any child.
+    let ended = |how| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | how);
+    for passes in 5..8 {
+        assert!(matches!(ended(WaitIdOptions::NOHANG), Ok(None)), "{passes}");
+        supervisor.read_link();
+        supervisor.check_heartbeat(now + passes * hour);
+    }
+    match ended(WaitIdOptions::empty()) {
+        Ok(status) => assert_eq!(status.and_then(|status| status.terminating_signal()), Some(9)),
+        Err(e) => assert_eq!(e, rustix::io::Errno::CHILD),
+    }
+    let _ = child.wait();
+    assert!(supervisor.end.is_none() && supervisor.has_served, "another one takes its place");
+}
+
 /// The status of the program when a worker ends, which may have been ready; `None` if another one starts.
 fn after_death(supervisor: &mut Supervisor, was_ready: bool, exit_code: Option<i32>) -> Option<u8> {
     let now = Instant::now();
-    let worker = Worker { pid: rustix::process::getpid(), link: None, started: now, ready: was_ready.then_some(now) };
+    let (pid, ready) = (rustix::process::getpid(), was_ready.then_some(now));
+    let worker = Worker { pid, link: None, started: now, ready, heartbeat: None };
     let signal = exit_code.is_none().then_some(9);
     supervisor.after_death(&worker, Death { exit_code, signal })
 }

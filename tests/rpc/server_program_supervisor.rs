@@ -9,7 +9,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use std::io::{BufRead, BufReader, IoSlice, PipeReader, PipeWriter, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -327,6 +327,43 @@ fn without_a_supervisor_there_is_one_process() {
     assert_eq!(server.exit(), None);
 }
 
+/// Hands a socket to a worker, as a supervisor does.
+fn send_socket(link: &UnixStream, socket: BorrowedFd<'_>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let descriptors = [socket];
+    assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors)));
+    rustix::net::sendmsg(link, &[IoSlice::new(b"S")], &mut ancillary, rustix::net::SendFlags::empty()).unwrap();
+}
+
+/// The other end of the heartbeat; `bin/supervisor/tests.rs` stops a worker. The test is the supervisor.
+#[test]
+fn a_worker_sends_a_heartbeat() {
+    let (mut ours, workers) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(WATCHDOG)).unwrap();
+    let parent = std::process::id().to_string();
+    let mut worker = program(&[&ARGS[..], &["-d", "CPU", "--worker", &parent]].concat());
+    worker.stdin(Stdio::from(OwnedFd::from(workers))).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut worker = ServerProcess { child: worker.spawn().unwrap(), banner: String::new(), addr: String::new() };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut beats_since_ready = None;
+    while beats_since_ready < Some(2) {
+        let mut message = [0];
+        ours.read_exact(&mut message).unwrap();
+        match &message {
+            b"S" => {
+                send_socket(&ours, listener.as_fd());
+                ours.write_all(b"F").unwrap();
+            }
+            b"R" => beats_since_ready = Some(0),
+            b"B" => beats_since_ready = beats_since_ready.map(|beats| beats + 1),
+            _ => panic!("{message:?}"),
+        }
+    }
+    worker.signal("-TERM");
+    assert_eq!(worker.exit(), Some(0));
+}
+
 /// The option by which the supervisor starts workers, used by others.
 #[test]
 fn the_internal_worker_option_needs_a_supervisor() {
@@ -345,12 +382,7 @@ fn the_internal_worker_option_needs_a_supervisor() {
     {
         let (ours, workers) = UnixStream::pair().unwrap();
         if let Some(descriptor) = sent {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
-            let descriptors = [descriptor];
-            assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors)));
-            rustix::net::sendmsg(&ours, &[IoSlice::new(b"S")], &mut ancillary, rustix::net::SendFlags::empty())
-                .unwrap();
+            send_socket(&ours, descriptor);
         }
         ours.shutdown(std::net::Shutdown::Write).unwrap();
         let mut worker = program(&[&ARGS[..], &["-d", "CPU", "--worker", &parent]].concat());
