@@ -51,7 +51,7 @@ use help::AFTER_HELP;
 use http_args::HttpArgs;
 use log::LevelFilter;
 use log_format::LogFormat;
-use sandbox::SandboxMode;
+use sandbox::SandboxArgs;
 use serve::Role;
 use values::{at_least_a_second, message_size, port, seconds, seconds_or_none};
 
@@ -278,12 +278,8 @@ struct Args {
     #[arg(long)]
     no_supervise: bool,
 
-    /// Restrict the process that serves to what it needs, on Linux: no capabilities and no new privileges, no files beside
-    /// those of --models, the cache and the folder of --allow-keys (Landlock), no system calls such as execve, ptrace, mount and bpf (seccomp). auto: as
-    /// far as the kernel can, and not if a GPU is used, because its driver may need more; on: exit with status 1 if a part is
-    /// missing; off: for debugging.
-    #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
-    sandbox: SandboxMode,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 
     /// Internal: this process is the worker of the supervisor with this process number.
     #[cfg(unix)]

@@ -5,7 +5,7 @@
 //! - Landlock (`files.rs`): only the listed files can be opened, and none can be executed.
 //! - Capabilities: none, so that user 0 has only the rights of the files' owner. The user itself is not changed: a service
 //!   manager or container sets it.
-//! - seccomp (`system_calls.rs`): a deny list of system calls.
+//! - seccomp (`system_calls.rs`): a deny list of system calls, and of families of sockets.
 //!
 //! The parts hold for the calling thread and the threads that it starts, so [`enter`] precedes the first of these. If a GPU's
 //! driver is loaded, it may have started threads already, which stay outside; nothing of a client runs on them. The supervisor
@@ -21,8 +21,26 @@ mod tests;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use fanout::rpc::server::Config;
+#[cfg(target_os = "linux")]
+use system_calls::SocketFamilies;
+
+/// The options of a server.
+#[derive(Debug, Args)]
+pub(crate) struct SandboxArgs {
+    /// Restrict the process that serves to what it needs, on Linux: no capabilities and no new privileges, no files beside
+    /// those of --models, the cache and the folder of --allow-keys (Landlock), no system calls such as execve, ptrace, mount,
+    /// chmod and bpf, and no sockets but those of the internet (seccomp). auto: as far as the kernel can, and not if a GPU is
+    /// used, because its driver may need more; on: exit with status 1 if a part is missing; off: for debugging.
+    #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
+    pub(crate) sandbox: SandboxMode,
+
+    /// With --sandbox on and GPUs under NVIDIA's MPS: also allow Unix sockets, and the folder of its pipes
+    /// (CUDA_MPS_PIPE_DIRECTORY, or else /tmp/nvidia-mps). Without it, the driver does not find MPS.
+    #[arg(long)]
+    pub(crate) sandbox_mps: bool,
+}
 
 /// Whether the process enters the sandbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -46,21 +64,33 @@ pub(crate) struct Access {
     writable: Vec<PathBuf>,
     /// A GPU's driver.
     gpu: bool,
+    /// The daemon of NVIDIA's MPS.
+    mps: bool,
 }
 
 impl Access {
     /// No files.
     pub(crate) fn none() -> Access {
-        Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu: false }
+        Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu: false, mps: false }
     }
 
-    pub(crate) fn of(config: &Config, allow_keys: Option<&Path>, gpu: bool) -> Access {
+    pub(crate) fn of(config: &Config, allow_keys: Option<&Path>, gpu: bool, mps: bool) -> Access {
         let cache = config.cache.as_ref().map(|cache| cache.dir.clone());
         Access {
             models: config.models.clone(),
             keys: allow_keys.map(folders_of).unwrap_or_default(),
             writable: cache.into_iter().chain(config.digests.clone()).collect(),
             gpu,
+            mps: gpu && mps,
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn sockets(&self) -> SocketFamilies {
+        match (self.gpu, self.mps) {
+            (false, _) => SocketFamilies::Internet,
+            (true, false) => SocketFamilies::Driver,
+            (true, true) => SocketFamilies::Mps,
         }
     }
 
@@ -132,7 +162,7 @@ fn restrict(mode: SandboxMode, access: &Access) -> Result<Sandbox, String> {
     add("no new privileges", fixed);
     add("Landlock", files::restrict(access).map(|abi| format!("Landlock (ABI {abi})")));
     add("no capabilities", drop_capabilities().map(|()| "no capabilities".to_owned()).map_err(|e| e.to_string()));
-    add("system calls", system_calls::filter().map(|()| "system calls filtered".to_owned()));
+    add("system calls", system_calls::filter(access.sockets()).map(|()| "system calls filtered".to_owned()));
     if mode == SandboxMode::On && !missing.is_empty() {
         Err(missing.join("; "))
     } else {

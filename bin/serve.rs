@@ -60,11 +60,12 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         Err(e) => return fail(&e),
     };
     // Before the first thread of this process, since a thread enters the sandbox for itself and those that it starts.
-    let mut access = Access::of(&config, args.allow_keys.as_deref(), uses_gpu(&registry, &list));
+    let mut access =
+        Access::of(&config, args.allow_keys.as_deref(), uses_gpu(&registry, &list), args.sandbox.sandbox_mps);
     if matches!(role, Role::Alone(_)) {
         access.allow_writing(args.announce.as_deref());
     }
-    let sandbox = match sandbox::enter(args.sandbox, &access) {
+    let sandbox = match sandbox::enter(args.sandbox.sandbox, &access) {
         Ok(sandbox) => sandbox,
         Err(e) => return fail(&format!("--sandbox: {e}")),
     };

@@ -13,8 +13,8 @@ use landlock::{
 
 use super::Access;
 
-/// Kinds of access that need a rule, as far as the kernel has them. Those of a later ABI are not used, because they concern Unix
-/// sockets, which the resolver of names may use.
+/// Kinds of access that need a rule, as far as the kernel has them. Those of a later ABI concern Unix sockets by path, which the
+/// filter of system calls denies on every kernel.
 const HANDLED: ABI = ABI::V6;
 
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
@@ -25,6 +25,9 @@ const WRITE: BitFlags<AccessFs> =
 
 /// For the files of a GPU's driver.
 const DEVICES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev});
+
+/// For the named pipes of the daemon of MPS.
+const MPS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile});
 
 /// Files of the system that are read at run time, where they exist.
 ///
@@ -90,7 +93,13 @@ fn enforce(access: &Access) -> Result<RestrictionStatus, RulesetError> {
         .add_rules(path_beneath_rules(&access.keys, READ))?
         .add_rules(path_beneath_rules(access.writable.iter().chain(&driver_cache), WRITE))?
         .add_rules(path_beneath_rules(driver_devices, DEVICES))?
+        .add_rules(path_beneath_rules(access.mps.then(mps_folder), MPS))?
         .restrict_self()
+}
+
+/// Where the daemon of MPS has its pipes and sockets, as NVIDIA documents it.
+fn mps_folder() -> PathBuf {
+    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
 }
 
 /// The folder of models, and what its links lead to. A file in a folder `blobs` stands for that folder: model hubs keep their

@@ -47,7 +47,13 @@ fn only_the_listed_files_can_be_used() {
     let (hub, requests) = std::sync::mpsc::channel::<()>();
     let new = at("blobs/2");
     let added = std::thread::spawn(move || requests.recv().map(|()| write(&new).expect("a file")));
-    let access = Access { models: Some(at("models")), keys: Vec::new(), writable: vec![at("new/cache")], gpu: false };
+    let access = Access {
+        models: Some(at("models")),
+        keys: Vec::new(),
+        writable: vec![at("new/cache")],
+        gpu: false,
+        mps: false,
+    };
     in_sandbox(access, || {
         for file in
             ["models/a.gguf", "models/snapshot/hub.gguf", "models/snapshot/b.gguf", "models/snapshot/library/c.gguf"]
@@ -76,7 +82,7 @@ fn only_the_listed_files_can_be_used() {
 
 #[test]
 fn denied_system_calls_fail_and_threads_start() {
-    let access = Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu: false };
+    let access = Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu: false, mps: false };
     in_sandbox(access, || {
         // Landlock alone would deny it with EACCES.
         let started = Command::new("/bin/true").spawn().map(drop).map_err(|e| e.raw_os_error());
@@ -87,9 +93,68 @@ fn denied_system_calls_fail_and_threads_start() {
     });
 }
 
+/// Landlock restricts neither: modes and attributes of other files of this user, and sockets of services.
+#[test]
+fn modes_and_attributes_of_files_cannot_be_changed() {
+    use rustix::fs::{AtFlags, CWD, Mode, XattrFlags, chmodat, chownat, fchmod, fsetxattr, removexattr, setxattr};
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("cache");
+    let access = Access { writable: vec![folder.clone()], ..Access::none() };
+    in_sandbox(access, || {
+        let path = folder.join("entry");
+        write(&path).expect("a file of the cache");
+        let file = File::options().write(true).open(&path).expect("a file of the cache");
+        let denied = Err(rustix::io::Errno::PERM);
+        let mode = Mode::RUSR | Mode::WUSR;
+        for (call, got) in [
+            ("chmod", chmodat(CWD, &path, mode, AtFlags::empty())),
+            ("fchmod", fchmod(&file, mode)),
+            ("chown", chownat(CWD, &path, None, None, AtFlags::empty())),
+            ("setxattr", setxattr(&path, "user.fanout", b"1", XattrFlags::empty())),
+            ("fsetxattr", fsetxattr(&file, "user.fanout", b"1", XattrFlags::empty())),
+            ("removexattr", removexattr(&path, "user.fanout")),
+        ] {
+            assert_eq!(got, denied, "{call}");
+        }
+        // As the cache marks its entries as used.
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("a time");
+    });
+}
+
+#[test]
+fn only_sockets_of_the_needed_families_can_be_created() {
+    use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with, socketpair};
+    let vsock = AddressFamily::from_raw(40);
+    // With a GPU its driver needs some more, and with MPS even more.
+    for (gpu, mps) in [(false, false), (false, true), (true, false), (true, true)] {
+        let access = Access { gpu, mps, ..Access::none() };
+        in_sandbox(access, || {
+            for (family, kind, allowed) in [
+                (AddressFamily::INET, SocketType::STREAM, true),
+                (AddressFamily::INET6, SocketType::STREAM, true),
+                (AddressFamily::INET, SocketType::DGRAM, true),
+                (AddressFamily::UNIX, SocketType::STREAM, gpu && mps),
+                (AddressFamily::UNIX, SocketType::DGRAM, gpu && mps),
+                (AddressFamily::UNIX, SocketType::SEQPACKET, gpu),
+                (AddressFamily::NETLINK, SocketType::RAW, gpu),
+                (AddressFamily::PACKET, SocketType::RAW, false),
+                (vsock, SocketType::STREAM, false),
+            ] {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let got = socket_with(family, kind, flags, None::<Protocol>).map(drop);
+                // This machine may have no IPv6.
+                let is_allowed = got.is_ok() || family == AddressFamily::INET6 && got != Err(rustix::io::Errno::PERM);
+                assert_eq!(is_allowed, allowed, "GPU {gpu}, MPS {mps}: {family:?} {kind:?}: {got:?}");
+            }
+            let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None::<Protocol>);
+            assert!(pair.is_ok(), "sockets without an address");
+        });
+    }
+}
+
 #[test]
 fn a_gpu_turns_the_automatic_sandbox_off() {
-    let access = |gpu| Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu };
+    let access = |gpu| Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu, mps: false };
     let off = |mode, gpu| enter(mode, &access(gpu)).expect("no error").to_string();
     assert_eq!(off(SandboxMode::Auto, true), "sandbox: off (a GPU is used; --sandbox on enforces it)");
     assert_eq!(off(SandboxMode::Off, false), "sandbox: off (--sandbox off)");
