@@ -84,7 +84,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::allowed_keys",
         &["io_hint", "size", "rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
-        &[],
+        &["rustix"],
     ),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
     layer("rpc::server::ip_network", &["addresses"], &[]),

@@ -36,7 +36,7 @@ impl KeyedServer {
         let dir = tempfile::tempdir().unwrap();
         own.create_file(&dir.path().join("key")).unwrap();
         let path = |name| dir.path().join(name).to_str().unwrap().to_owned();
-        fs::write(path("clients"), allowed.join("\n")).unwrap();
+        fs::write(path("clients"), allowed.concat()).unwrap();
         let mut args: Vec<_> =
             ["-H", host, "-p", "0", "-d", "CPU", "-t", "1", "--mem", "64M"].map(str::to_owned).into();
         args.extend(["--key".to_owned(), path("key"), "--allow-keys".to_owned(), path("clients")]);
@@ -60,7 +60,7 @@ impl KeyedServer {
     /// Replaces the list of allowed keys.
     fn reread(&self, allowed: &[String]) {
         use rustix::process::{Pid, Signal, kill_process};
-        fs::write(self.dir.path().join("clients"), allowed.join("\n")).unwrap();
+        fs::write(self.dir.path().join("clients"), allowed.concat()).unwrap();
         kill_process(Pid::from_child(&self.process.child), Signal::HUP).unwrap();
     }
 }
@@ -70,7 +70,7 @@ fn keys<const N: usize>() -> [SecretKey; N] {
 }
 
 fn line(key: &SecretKey, rest: &str) -> String {
-    format!("{} {rest}", key.public_key())
+    format!("{} {rest}\n", key.public_key())
 }
 
 fn peer(host: &str, key: &SecretKey) -> String {

@@ -209,13 +209,20 @@ fn check_devices(path: &Path, keys: &HashMap<Identity, ListEntry>, devices: usiz
 
 fn read_list(path: &Path) -> Result<HashMap<Identity, ListEntry>, ServerKeysError> {
     let named = || path.display().to_string();
-    let file = std::fs::File::open(path).map_err(|source| ServerKeysError::Io { path: named(), source })?;
+    let io_error = |source| ServerKeysError::Io { path: named(), source };
+    // Opening a named pipe would wait for its writer, and a device could send for ever.
+    if !std::fs::metadata(path).map_err(io_error)?.is_file() {
+        return Err(io_error(io::Error::other("not a regular file")));
+    }
+    let file = std::fs::File::open(path).map_err(io_error)?;
     let text = io::read_to_string(io::Read::take(file, MAX_LIST + 1));
-    let text = text.map_err(|source| ServerKeysError::Io { path: named(), source })?;
+    let text = text.map_err(io_error)?;
     // A list that is cut could end before a `revoked`.
     if text.len() as u64 > MAX_LIST {
-        let source = io::Error::other(format!("longer than {MAX_LIST} bytes"));
-        return Err(ServerKeysError::Io { path: named(), source });
+        return Err(io_error(io::Error::other(format!("longer than {MAX_LIST} bytes"))));
     }
     parse_list(&text).map_err(|(line, reason)| ServerKeysError::Line { path: named(), line, reason })
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,6 +19,8 @@ const MAX_SHARE: u32 = 1000;
 const EXPECTED: &str =
     "expected a key, a name, and any of `revoked`, `memory=SIZE`, `devices=LIST`, `connections=N` and `share=N`";
 
+const UNENDED: &str = "the last line has no end, so the list may have been cut off: end it by a line end";
+
 /// The limits of a key beside those of the server. `None`: the limit of every tenant, all devices, or the default share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::rpc::server) struct KeyLimits {
@@ -41,20 +43,23 @@ pub(super) struct ListEntry {
 }
 
 /// The keys of a list, or the number of the first wrong line and what is wrong with it. Empty lines and those that begin with
-/// `#` do not count.
+/// `#` do not count. The last line must end, too: a list that is cut in the middle of a line could lack the `revoked` of its key.
 pub(super) fn parse_list(text: &str) -> Result<HashMap<Identity, ListEntry>, (usize, String)> {
     let (mut keys, mut names) = (HashMap::new(), HashSet::new());
-    for (number, line) in (1..).zip(text.lines()) {
+    for (number, line) in (1..).zip(text.split_inclusive('\n')) {
+        let has_end = line.ends_with('\n');
         let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
+        if !line.is_empty() && !line.starts_with('#') {
+            let (key, name, entry) = parse_line(line, number).map_err(|reason| (number, reason))?;
+            if !names.insert(name) {
+                return Err((number, format!("the name {name} stands in an earlier line too")));
+            }
+            if keys.insert(key, entry).is_some() {
+                return Err((number, "the key stands in an earlier line too".to_owned()));
+            }
         }
-        let (key, name, entry) = parse_line(line, number).map_err(|reason| (number, reason))?;
-        if !names.insert(name) {
-            return Err((number, format!("the name {name} stands in an earlier line too")));
-        }
-        if keys.insert(key, entry).is_some() {
-            return Err((number, "the key stands in an earlier line too".to_owned()));
+        if !has_end {
+            return Err((number, UNENDED.to_owned()));
         }
     }
     Ok(keys)
@@ -145,9 +150,11 @@ mod tests {
         for (text, line) in [
             (format!("\n{}", KEYS[0]), 2),
             (format!("{} a b", KEYS[0]), 1),
+            (format!("{} a\n{} b", KEYS[0], KEYS[1]), 2),
+            (format!("{} a\r\n# end", KEYS[0]), 2),
             ("ed25519:AAAA alice".to_owned(), 1),
             ("cert:*.test alice".to_owned(), 1),
-            ("cert:a.test a\ncert:A.test b".to_owned(), 2),
+            ("cert:a.test a\ncert:A.test b\n".to_owned(), 2),
             (format!("{} {}", KEYS[0], "n".repeat(65)), 1),
             (format!("{} a\n{} a", KEYS[0], KEYS[1]), 2),
             (format!("{} a\n{} b", KEYS[0], KEYS[0]), 2),
@@ -174,7 +181,7 @@ mod tests {
             ("connections=1 revoked share=1", Verdict::Revoked, of(None, None, Some(1), Some(1))),
             ("devices=0\tconnections=8  share=50 memory=1", allowed("a"), of(Some(1), Some(&[0]), Some(8), Some(50))),
         ] {
-            let keys = parse_list(&format!("{} a {rest}", KEYS[0])).unwrap();
+            let keys = parse_list(&format!("{} a {rest}\n", KEYS[0])).unwrap();
             assert_eq!(keys.get(&key(0)), Some(&ListEntry { verdict, limits, line: 1 }), "{rest}");
         }
         for (rest, reason) in [
@@ -201,7 +208,7 @@ mod tests {
             ("share=+5", "from 1 to 1000"),
             ("=1", "expected a key"),
         ] {
-            let (line, got) = parse_list(&format!("{} a {rest}", KEYS[0])).unwrap_err();
+            let (line, got) = parse_list(&format!("{} a {rest}\n", KEYS[0])).unwrap_err();
             assert!(line == 1 && got.contains(reason), "{rest}: {got}");
         }
     }
