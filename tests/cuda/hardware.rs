@@ -3,7 +3,7 @@
 //! (crates/cudaemu/README.md, "What real hardware does").
 
 use crate::fixture::{
-    CudaFixture, DOUBLE, INCREMENT, MEMORY, chain, floats, read, test_deadline, upload, whole_buffer,
+    COSTLY, CudaFixture, DOUBLE, INCREMENT, MEMORY, chain, floats, read, test_deadline, upload, whole_buffer,
 };
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::cuda::{self, CudaDevice, CudaOptions};
@@ -203,6 +203,23 @@ fn a_kernel_that_never_ends_is_noticed() {
         // The context of the lost device lives until its process ends, so nothing more can be checked.
         std::mem::forget(fixture.devices[0].clone());
     }
+}
+
+/// A launch that ends, but long after the device timeout, also where it runs within the query of the thread that waits for it, as it does
+/// on the emulated GPU.
+#[test]
+fn a_launch_beyond_the_device_timeout_is_noticed() {
+    let options = CudaOptions { device_timeout: Duration::from_millis(100), ..CudaOptions::default() };
+    let fixture = CudaFixture::with_options("CUDAEMU_THREADS=1", options);
+    // About a second on one thread of the emulator.
+    let graph = chain(1 << 20, &[COSTLY]);
+    let (program, mut queue) = (fixture.program(0, &graph), fixture.queue(0));
+    let buffer = fixture.buffer(0, graph.slot_sizes()[0] as u64);
+    queue.run(&program, &whole_buffer(&buffer)).unwrap();
+    let text = queue.mark().wait(test_deadline()).unwrap_err().to_string();
+    assert!(text.contains("no progress for 0.1 s (the device timeout)"), "{text}");
+    // As in the test above: the context of the lost device lives on.
+    std::mem::forget(fixture.devices[0].clone());
 }
 
 #[test]
