@@ -3,7 +3,8 @@
 //! `support` starts servers and sends requests of protocol 7.0; `extended_support` adds the extended protocol. `commands`,
 //! `graphs`, `sessions`, `limits`, `tensor_cache` and `hostile` test the server through protocol 7.0, and `extended*`,
 //! `load_*`, `peer_transfer`, `server_groups` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
-//! answers, `protocol_8` and `collectives*` the messages of 8.0, and `old_clients` the server's clients of older versions.
+//! answers, `protocol_8` and `collectives*` the messages of 8.0, `old_clients` the server's clients of older versions, and `long_names`
+//! those with longer records.
 //! `client*` and `old_servers` test the client; `http` tests the state of the server over HTTP.
 //! `server_program*`, `connect_program`, `gpus` and `lost_device` run the program. Recorded sessions are replayed by `tests/replay`.
 #![allow(clippy::panic)] // a helper fails its test by a panic
@@ -36,6 +37,7 @@ mod load_by_digest;
 mod load_confidentiality;
 mod load_slices;
 mod log_floods;
+mod long_names;
 #[cfg(target_os = "linux")]
 mod lost_device;
 mod old_clients;

@@ -57,7 +57,10 @@ pub use tensor::{MAX_NAME, TENSOR_RECORD, TensorRecord};
 pub(crate) use version::CAPS_BYTES;
 pub use version::{ConnCaps, DEFAULT_PORT, PROTOCOL_VERSION, Version};
 #[cfg_attr(not(feature = "client"), allow(unused_imports))]
-pub(crate) use version_codec::{HelloForm, NotExpressible, SUPPORTED_VERSIONS, VersionCodec, VersionDetector};
+pub(crate) use version_codec::{
+    HelloForm, MAX_SET_TENSOR_2D_HEAD, MAX_SET_TENSOR_HEAD, NotExpressible, SUPPORTED_VERSIONS, VersionCodec,
+    VersionDetector,
+};
 
 #[cfg(test)]
 mod tests;

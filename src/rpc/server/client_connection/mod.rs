@@ -24,7 +24,7 @@ use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
 use crate::rpc::server::tenants::TenantPermit;
 use crate::rpc::transport::{self, Deadline, PeerAddr, Receiver, TransportError};
-use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD};
+use crate::rpc::wire::{MAX_SET_TENSOR_2D_HEAD, REQUEST_HEADER, Response, ResponseHeader};
 
 /// Spin-then-park: longest time that a session polls for the next request before its thread sleeps. The pause between two
 /// tokens of a small model is shorter, so that decoding never pays for a wake-up; after a longer pause the latency of a wake-up
@@ -297,7 +297,7 @@ impl ClientConnection {
 
     /// Returns the bytes that were read last, at most [`MAX_UNREAD`], so that the next read has them again.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
-        const { assert!(SET_TENSOR_HEAD <= MAX_UNREAD, "the longest start of a message that a session reads twice") }
+        const { assert!(MAX_SET_TENSOR_2D_HEAD <= MAX_UNREAD, "the longest start of a message that a session reads twice") }
         self.read_ahead.unread(bytes);
     }
 

@@ -11,7 +11,10 @@ use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::{host_staged_copy, upload};
 use crate::rpc::server::tensor_cache::{CacheReader, EntryKey, TensorCache};
-use crate::rpc::wire::{CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash};
+use crate::rpc::wire::{
+    CopyTensor, GetTensor, InitTensor, MAX_SET_TENSOR_2D_HEAD, MAX_SET_TENSOR_HEAD, MemsetTensor, Response, RpcCommand,
+    SetTensorHash,
+};
 use crate::tensor::TensorDesc;
 
 /// Chunk size of the download of a large tensor, in bytes. While a chunk is sent, the device reads the next one.
@@ -50,9 +53,9 @@ impl GgmlSession<'_> {
     /// SET_TENSOR with a body of `len` bytes: streams its data to the device and, if the client requests it, to the tensor
     /// cache.
     pub(super) fn set_tensor(&mut self, len: usize) -> Result<(), SessionError> {
-        self.detect_by_set_tensor(len)?;
+        self.detect_by_upload(RpcCommand::SetTensor, len)?;
         let codec = self.codec();
-        let mut bytes = [0; SET_TENSOR_HEAD]; // no version has a longer head
+        let mut bytes = [0; MAX_SET_TENSOR_HEAD];
         let bytes = &mut bytes[..codec.set_tensor_head_len()];
         self.connection.read_exact(bytes)?;
         let head = codec.decode_set_tensor_head(bytes)?;
@@ -82,14 +85,15 @@ impl GgmlSession<'_> {
         Ok(())
     }
 
-    /// Lets the beginning of a SET_TENSOR tell the client's version, if it can. The next read has the same bytes again.
-    fn detect_by_set_tensor(&mut self, len: usize) -> Result<(), SessionError> {
-        let mut start = [0; SET_TENSOR_HEAD];
-        let start = &mut start[..self.detector.set_tensor_start_len().min(len)];
+    /// Lets the beginning of a SET_TENSOR or SET_TENSOR_2D tell the client's version, if it can. The next read has the same bytes
+    /// again.
+    pub(super) fn detect_by_upload(&mut self, command: RpcCommand, len: usize) -> Result<(), SessionError> {
+        let mut start = [0; MAX_SET_TENSOR_2D_HEAD];
+        let start = &mut start[..self.detector.upload_start_len(command).min(len)];
         if !start.is_empty() {
             self.connection.read_exact(start)?;
             self.connection.unread(start);
-            self.detector.observe_set_tensor(start, len as u64);
+            self.detector.observe_upload(command, start, len as u64);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ mod ext;
 mod headers;
 mod hostile;
 mod inputs;
+mod long_names;
 mod requests;
 mod responses;
 mod vectors;

@@ -243,7 +243,7 @@ fn random_bodies_of_every_version_are_decoded_or_rejected() {
                 }
                 let mut detector = VersionDetector::new(VersionCodec::GEN0, [codec, VersionCodec::GEN0_FIRST]);
                 detector.observe_header(rng.u8(..), len as u64);
-                detector.observe_set_tensor(&body[..len.min(304)], len as u64);
+                detector.observe_upload(command, &body[..len.min(304)], len as u64);
                 detector.observe_graph_body(&body, &LIMITS);
                 if let Ok(Request::GraphCompute(graph)) = codec.decode(command, &body, &LIMITS) {
                     let _ = codec.check_nodes(&graph);

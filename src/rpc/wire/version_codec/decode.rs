@@ -6,7 +6,9 @@
 
 use std::collections::HashSet;
 
-use super::{ADDED_OPS, ADDED_UNARY_KINDS, AllocSizeForm, HelloForm, NotExpressible, REMOVED_OPS, VersionCodec};
+use super::{
+    ADDED_OPS, ADDED_UNARY_KINDS, AllocSizeForm, HelloForm, NotExpressible, REMOVED_OPS, VersionCodec, long_names,
+};
 use crate::ops::OpCode;
 use crate::ops::unary::UnaryKind;
 use crate::rpc::wire::codec::Reader;
@@ -16,6 +18,12 @@ use crate::rpc::wire::{
     Request, RpcCommand, SetTensor, SetTensor2d, SetTensor2dHead, SetTensorHash, SetTensorHead, TENSOR_RECORD,
     TensorRecord, WireError,
 };
+
+/// Bytes of the longest SET_TENSOR of all codecs before its data.
+pub(crate) const MAX_SET_TENSOR_HEAD: usize = long_names::LONG_RECORD + 1 + 8;
+
+/// Bytes of the longest SET_TENSOR_2D of all codecs before its data.
+pub(crate) const MAX_SET_TENSOR_2D_HEAD: usize = long_names::LONG_RECORD + 4 * 8;
 
 /// A number that no version gives to an op. Decoded records with an unknown op have it.
 const UNKNOWN_OP: u32 = u32::MAX;
@@ -65,7 +73,16 @@ impl VersionCodec {
                 HelloForm::Empty | HelloForm::Absent => 0,
             },
             RpcCommand::GraphRecompute => device + if self.graph_uid { 8 } else { 0 },
-            _ => return command.request(),
+            _ => {
+                // The rest of the length has no room for a record.
+                let record = TENSOR_RECORD as u64;
+                let with_records = |bytes| bytes % record + bytes / record * self.record_len as u64;
+                return match command.request() {
+                    BodySize::Exact(bytes) => BodySize::Exact(with_records(bytes)),
+                    BodySize::AtLeast(bytes) => BodySize::AtLeast(with_records(bytes)),
+                    other => other,
+                };
+            }
         };
         BodySize::Exact(bytes as u64)
     }
@@ -81,6 +98,19 @@ impl VersionCodec {
     /// Bytes of a SET_TENSOR before its data.
     pub(crate) const fn set_tensor_head_len(&self) -> usize {
         self.record_len + if self.cache_flag { 1 } else { 0 } + 8
+    }
+
+    /// Bytes of a SET_TENSOR_2D before its data.
+    pub(crate) const fn set_tensor_2d_head_len(&self) -> usize {
+        self.record_len + 4 * 8
+    }
+
+    /// Decodes the head of a SET_TENSOR_2D, of [`VersionCodec::set_tensor_2d_head_len`] bytes.
+    ///
+    /// # Errors
+    /// [`WireError`], naming the first field that is missing.
+    pub(crate) fn decode_set_tensor_2d_head(&self, bytes: &[u8]) -> Result<SetTensor2dHead, WireError> {
+        self.read_set_tensor_2d_head(&mut Reader::new(bytes))
     }
 
     /// Decodes the head of a SET_TENSOR, of [`VersionCodec::set_tensor_head_len`] bytes.
@@ -143,8 +173,13 @@ impl VersionCodec {
                 let (device, tensor) = (self.read_device(r)?, self.read_record(r, "tensor")?);
                 let srcs = match self.alloc_size {
                     AllocSizeForm::Tensor => &NO_SOURCES,
-                    AllocSizeForm::TensorAndSources => {
+                    AllocSizeForm::TensorAndSources if self.record_len == TENSOR_RECORD => {
                         bytemuck::cast_ref(r.array::<{ MAX_SRC * TENSOR_RECORD }>("srcs")?)
+                    }
+                    // The server does not need them, so they are not translated.
+                    AllocSizeForm::TensorAndSources => {
+                        r.bytes("srcs", MAX_SRC * self.record_len)?;
+                        &NO_SOURCES
                     }
                 };
                 Request::GetAllocSize(GetAllocSize { device, tensor, srcs })
@@ -156,9 +191,7 @@ impl VersionCodec {
                 },
             }),
             RpcCommand::SetTensor2d => {
-                let (tensor, [offset, size, n_copies, stride]) = self.read_rows(r)?;
-                let head = SetTensor2dHead { tensor, offset, size, n_copies, stride };
-                Request::SetTensor2d(SetTensor2d { head, data: r.rest() })
+                Request::SetTensor2d(SetTensor2d { head: self.read_set_tensor_2d_head(r)?, data: r.rest() })
             }
             RpcCommand::GetTensor2d => {
                 let (tensor, [offset, size, n_copies, stride]) = self.read_rows(r)?;
@@ -185,6 +218,11 @@ impl VersionCodec {
         Ok(SetTensorHead { tensor, cache, offset: r.u64("offset")? })
     }
 
+    fn read_set_tensor_2d_head(&self, r: &mut Reader<'_>) -> Result<SetTensor2dHead, WireError> {
+        let (tensor, [offset, size, n_copies, stride]) = self.read_rows(r)?;
+        Ok(SetTensor2dHead { tensor, offset, size, n_copies, stride })
+    }
+
     fn read_rows(&self, r: &mut Reader<'_>) -> Result<(TensorRecord, [u64; 4]), WireError> {
         let tensor = self.read_record(r, "tensor")?;
         Ok((tensor, [r.u64("offset")?, r.u64("size")?, r.u64("n_copies")?, r.u64("stride")?]))
@@ -202,6 +240,9 @@ impl VersionCodec {
     pub(in crate::rpc::wire) fn decode_raw_record(&self, bytes: &[u8]) -> TensorRecord {
         if let Ok(whole) = bytes.try_into() {
             return TensorRecord::decode(whole);
+        }
+        if let Ok(long) = bytes.try_into() {
+            return TensorRecord::decode(&long_names::shorten(long));
         }
         let mut padded = [0; TENSOR_RECORD];
         padded[..self.record_len].copy_from_slice(bytes);

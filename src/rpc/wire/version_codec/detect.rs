@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::VersionCodec;
 use crate::ops::OpCode;
-use crate::rpc::wire::{GraphCompute, Limits, MAX_SRC, RpcCommand, TensorRecord};
+use crate::rpc::wire::{GraphCompute, Limits, MAX_NAME, MAX_SRC, RpcCommand, TensorRecord};
 use crate::tensor::{DType, TensorDesc};
 
 /// Ops that decide if they have as many sources as they need ([`source_counts`]), although another version gives the number to
@@ -120,12 +120,16 @@ pub(crate) struct VersionDetector {
 }
 
 impl VersionDetector {
-    /// `others`: further versions that the client may have. `assumed` is used until a request decides.
+    /// `others`: further versions that the client may have. `assumed` is used until a request decides. Each may also have long
+    /// names, which the first record shows.
     pub(crate) fn new(
         assumed: &'static VersionCodec,
         others: impl IntoIterator<Item = &'static VersionCodec>,
     ) -> VersionDetector {
-        VersionDetector { candidates: std::iter::once(assumed).chain(others).collect() }
+        let mut candidates: Vec<_> = std::iter::once(assumed).chain(others).collect();
+        let long: Vec<_> = candidates.iter().filter_map(|codec| codec.with_long_names()).collect();
+        candidates.extend(long);
+        VersionDetector { candidates }
     }
 
     /// The codec for the client's requests.
@@ -152,20 +156,31 @@ impl VersionDetector {
         }
     }
 
-    /// Takes the first bytes of a SET_TENSOR into account: at least those of the longest head of all candidates, if the body is
-    /// that long. `size`: length of the body. Where a version has a shorter record than another, only the offset and the length
+    /// Takes the first bytes of a SET_TENSOR or SET_TENSOR_2D into account: [`VersionDetector::upload_start_len`] of them, if the body
+    /// is that long. `size`: length of the body. Where a version has a shorter record than another, only the offset and the length
     /// behind the right one stay inside of the tensor.
-    pub(crate) fn observe_set_tensor(&mut self, start: &[u8], size: u64) {
-        if !self.is_decided() {
-            self.retain(|codec| codec.fits_set_tensor(start, size).unwrap_or(false));
+    pub(crate) fn observe_upload(&mut self, command: RpcCommand, start: &[u8], size: u64) {
+        if self.is_decided() {
+            return;
+        }
+        if self.codec().shows_long_names(command, start, size).unwrap_or(false) {
+            self.retain(VersionCodec::has_long_names);
+        } else if command == RpcCommand::SetTensor {
+            // The usual ones among themselves: whether a record is long is not decided by a record that fits none.
+            let fits =
+                |codec: &VersionCodec| !codec.has_long_names() && codec.fits_set_tensor(start, size).unwrap_or(false);
+            if self.candidates.iter().any(|codec| fits(codec)) {
+                self.candidates.retain(|codec| codec.has_long_names() || fits(codec));
+            }
         }
     }
 
-    /// Bytes of a SET_TENSOR's body that [`VersionDetector::observe_set_tensor`] needs; 0 if it would tell nothing.
-    pub(crate) fn set_tensor_start_len(&self) -> usize {
-        let lens = || self.candidates.iter().map(|codec| codec.set_tensor_head_len());
-        let (shortest, longest) = (lens().min().unwrap_or(0), lens().max().unwrap_or(0));
-        if shortest == longest { 0 } else { longest }
+    /// Bytes of an upload's body that [`VersionDetector::observe_upload`] needs; 0 if it would tell nothing.
+    pub(crate) fn upload_start_len(&self, command: RpcCommand) -> usize {
+        // Those that show long names lie within a head with short ones: waiting for more would delay the refusal of wrong heads.
+        let usual = self.candidates.iter().filter(|codec| !codec.has_long_names());
+        let longest = usual.map(|codec| codec.upload_head_len(command)).max();
+        longest.filter(|_| !self.is_decided()).unwrap_or(0)
     }
 
     /// Takes the form of a GRAPH_COMPUTE body into account: with another length of its records, bytes are missing or left.
@@ -253,15 +268,39 @@ impl VersionCodec {
         self.response_size(RpcCommand::GraphCompute).is_some()
     }
 
+    fn upload_head_len(&self, command: RpcCommand) -> usize {
+        if command == RpcCommand::SetTensor2d { self.set_tensor_2d_head_len() } else { self.set_tensor_head_len() }
+    }
+
+    /// Whether an upload that begins with `start` and has `size` bytes is that of a client with long names. Read as one with short
+    /// names, its cache flag, offset and row length are in the second half of the name: characters, or zeros. A whole tensor then
+    /// seems to have as many bytes more as the name has. `None`: it is too short.
+    fn shows_long_names(&self, command: RpcCommand, start: &[u8], size: u64) -> Option<bool> {
+        let len = size.checked_sub(self.upload_head_len(command) as u64)?;
+        if command == RpcCommand::SetTensor2d {
+            let rows = self.decode_set_tensor_2d_head(start).ok()?;
+            return Some(rows.size > len || rows.size == 0 && len > 0);
+        }
+        if self.cache_flag && start.get(self.record_len)? >= &b' ' {
+            return Some(true);
+        }
+        let head = self.decode_set_tensor_head(start).ok()?;
+        Some(head.offset == 0 && record_extent(&head.tensor)?.checked_add(MAX_NAME as u64)? == len)
+    }
+
     /// Whether a SET_TENSOR that begins with `start` and has `size` bytes stays inside of its tensor. `None`: it is too short.
     fn fits_set_tensor(&self, start: &[u8], size: u64) -> Option<bool> {
         let head = self.decode_set_tensor_head(start).ok()?;
         let len = size.checked_sub(self.set_tensor_head_len() as u64)?;
-        let record = &head.tensor;
-        let dtype = DType::from_wire(record.dtype)?;
-        let desc = TensorDesc::strided(dtype, record.ne.map(|n| n as usize), record.nb.map(|n| n as usize)).ok()?;
-        Some(head.offset.checked_add(len)? <= desc.extent() as u64)
+        Some(head.offset.checked_add(len)? <= record_extent(&head.tensor)?)
     }
+}
+
+/// Bytes from the first to the last one of a tensor; `None` if no tensor is like that.
+fn record_extent(record: &TensorRecord) -> Option<u64> {
+    let dtype = DType::from_wire(record.dtype)?;
+    let desc = TensorDesc::strided(dtype, record.ne.map(|n| n as usize), record.nb.map(|n| n as usize)).ok()?;
+    Some(desc.extent() as u64)
 }
 
 #[cfg(test)]
@@ -371,8 +410,8 @@ mod tests {
                 let mut body = tensor.encode()[..want_len - 8].to_vec();
                 body.extend(offset.to_le_bytes());
                 body.extend([1; 32].iter().take(data));
-                assert_eq!(detector.set_tensor_start_len(), 304);
-                detector.observe_set_tensor(&body[..304], body.len() as u64);
+                assert_eq!(detector.upload_start_len(RpcCommand::SetTensor), 304);
+                detector.observe_upload(RpcCommand::SetTensor, &body[..304], body.len() as u64);
                 assert!(detector.codec() == codec || !decided && codec == VersionCodec::GEN0_FIRST);
             }
         }

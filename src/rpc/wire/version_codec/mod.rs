@@ -5,10 +5,11 @@
 //! encode      requests to servers of older versions
 //! decode      requests of clients of older versions
 //! detect      the version of a client, as its requests show it
+//! long_names  clients whose records have longer names
 //! semantics   whether a version computes a node as the newest one does
 //! ```
 //!
-//! All versions have the frame and the tensor record (296 bytes) of 7.0 and, with few exceptions, its bodies. Ops and unary
+//! All versions have the frame and the tensor record (296 bytes; 360 with long names) of 7.0 and, with few exceptions, its bodies. Ops and unary
 //! kinds were added between existing ones, which shifted the numbers of those behind them, but never changed the order. The
 //! number of an op in an old version is therefore its number in 7.0 minus the number of later additions before it.
 //!
@@ -22,8 +23,10 @@
 mod decode;
 mod detect;
 mod encode;
+mod long_names;
 mod semantics;
 
+pub(crate) use decode::{MAX_SET_TENSOR_2D_HEAD, MAX_SET_TENSOR_HEAD};
 pub(crate) use detect::VersionDetector;
 
 use std::fmt;
