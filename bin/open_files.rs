@@ -1,7 +1,8 @@
 //! The limit of open files (`ulimit -n`): every connection of a client takes one, and in `rpc-server connect` two.
 
-/// Open files besides those of clients: the standard streams, listeners, models, the cache, and connections to other servers.
-const OTHER_FILES: u64 = 256;
+/// Open files besides those of clients: handshakes in flight, connections for HTTP, the standard streams, listeners, models, the
+/// cache, and connections to other servers.
+const OTHER_FILES: u64 = 512;
 
 /// The open files of a server or relay with `max_connections` clients that take `each` files.
 pub(crate) fn needed(max_connections: u64, each: u64) -> u64 {
@@ -54,15 +55,15 @@ mod tests {
     fn the_soft_limit_is_raised_as_far_as_the_hard_limit_allows() {
         // Soft and hard limit, connections, files of each, new soft limit, whether there is a warning.
         for (limits, connections, each, soft, warns) in [
-            ((Some(1024), Some(20_000)), 1024, 1, Some(1280), false),
+            ((Some(1024), Some(20_000)), 1024, 1, Some(1536), false),
             ((Some(4096), Some(20_000)), 1024, 1, Some(4096), false),
-            ((Some(1024), None), 100_000, 1, Some(100_256), false),
+            ((Some(1024), None), 100_000, 1, Some(100_512), false),
             ((None, None), 100_000, 1, None, false),
             ((Some(1024), Some(1024)), 1024, 1, Some(1024), true),
             ((Some(256), Some(1024)), 2000, 1, Some(1024), true),
             ((Some(1024), Some(2000)), u64::MAX, 2, Some(2000), true),
             ((Some(1024), Some(100)), 5000, 1, Some(1024), true),
-            ((Some(256), Some(1024)), 256, 2, Some(768), false),
+            ((Some(256), Some(1024)), 256, 2, Some(1024), false),
         ] {
             let (wanted, warning) = wanted_limit(limits, connections, each);
             assert_eq!(

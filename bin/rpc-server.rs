@@ -175,11 +175,11 @@ struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_host_memory: Option<u64>,
 
-    /// Maximum number of connections at a time.
+    /// Maximum number of sessions at a time: connections whose HELLO is complete.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
-    /// Maximum number of connections at a time of one key, or from one address (IPv6: one network of 64 bits) except loopback.
+    /// Maximum number of sessions at a time of one key, or from one address (IPv6: one network of 64 bits) except loopback.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections_per_address as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections_per_address: u32,
 
@@ -188,8 +188,8 @@ struct Args {
     #[arg(long)]
     loopback_tenants: bool,
 
-    /// Maximum number of connections whose HELLO is not complete, of which one address may have a quarter; further ones are
-    /// closed.
+    /// Maximum number of connections whose HELLO is not complete, of which one address may have a quarter; beyond it, the oldest
+    /// one is closed.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_handshakes: u32,
 

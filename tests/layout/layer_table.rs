@@ -1,6 +1,10 @@
 //! The table of layers: the names that each module of the crate, and each program beside it, may use.
 
-use crate::layers::{GuardedPaths, Layer};
+mod guarded_paths;
+
+pub(crate) use guarded_paths::{ALLOWED_EVERYWHERE, FORBIDDEN_WORDS, GUARDED_PATHS};
+
+use crate::layers::Layer;
 
 /// A row of the table. `tests_also`: names that the unit tests of the layer may use in addition.
 pub(crate) const fn layer(
@@ -169,7 +173,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::audit",
             "rpc::server::hangup_watch",
             "rpc::server::host_memory",
-            "rpc::server::tenants",
             "addresses",
         ],
         &[],
@@ -251,14 +254,18 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
         &["processes", "fastrand"],
     ),
+    layer("rpc::server::pending_handshakes", &["rpc::transport", "rpc::server::audit", "rpc::server::tenants"], &[]),
     layer(
         "rpc::server::admission",
         &[
             "rpc::transport",
             "rpc::wire",
+            "rpc::server::audit",
             "rpc::server::client_connection",
             "rpc::server::hangup_watch",
             "rpc::server::host_memory",
+            "rpc::server::limits",
+            "rpc::server::pending_handshakes",
             "rpc::server::tenants",
         ],
         &[],
@@ -343,8 +350,10 @@ pub(crate) const LAYERS: &[Layer] = &[
         "rpc::server::handshake",
         &[
             "rpc::wire",
+            "rpc::server::admission",
             "rpc::server::client_connection",
             "rpc::server::context",
+            "rpc::server::log_limits",
             "rpc::server::session",
             "rpc::server::versions",
         ],
@@ -528,22 +537,3 @@ pub(crate) const LAYERS: &[Layer] = &[
     // Backends without a row are inserted here by backends.rs; the registry may use all of them.
     layer("registry", &["setters", "size", "device", "cpu", "fallback", "rpc::client", "io"], &[]),
 ];
-
-/// Parts of the standard library (system calls) that a layer may use only if its row names them.
-pub(crate) const GUARDED_PATHS: &[GuardedPaths] = &[
-    GuardedPaths {
-        name: "sockets",
-        paths: &["std::net::Tcp*", "std::net::UdpSocket", "std::net::Shutdown", "std::os::unix::net", "std::os::fd"],
-    },
-    GuardedPaths { name: "addresses", paths: &["std::net"] },
-    GuardedPaths { name: "files", paths: &["std::fs"] },
-    GuardedPaths { name: "io", paths: &["std::io"] },
-    GuardedPaths { name: "processes", paths: &["std::process"] },
-];
-
-/// Dependencies that every layer may use.
-pub(crate) const ALLOWED_EVERYWHERE: &[&str] = &["bytemuck", "half", "log", "thiserror"];
-
-/// Words that must not occur in the files of a layer, not even in comments. The server, for example, must not depend on any
-/// backend.
-pub(crate) const FORBIDDEN_WORDS: &[(&str, &str)] = &[("rpc::server", "CUDA")];

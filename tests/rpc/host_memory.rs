@@ -163,7 +163,10 @@ fn a_connection_whose_base_does_not_fit_is_told_that_the_server_is_full() {
     let server =
         TestServer::start(Config::default().with_max_host_memory(2 * base).with_stall_timeout(10 * SHORT_TIMEOUT));
     let mut clients: Vec<_> = (0..2).map(|_| Client::connect(&server)).collect();
-    Client::connect_without_hello(&server).expect_refused(&["rejected", "--max-host-memory"]);
+    let mut refused = Client::connect_without_hello(&server);
+    refused.send(&hello_request());
+    refused.read_reply(RpcCommand::Hello);
+    refused.expect_refused(&["rejected", "--max-host-memory"]);
     clients.iter_mut().for_each(Client::assert_alive);
     // A message that can never fit is refused at once, with the numbers.
     let mut client = clients.remove(0);

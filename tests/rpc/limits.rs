@@ -2,34 +2,126 @@
 
 use crate::support::*;
 use fanout::rpc::server::Config;
+use fanout::rpc::wire::ext::{ExtensionOffer, ServerState};
 use fanout::rpc::wire::*;
+use std::time::Duration;
 
 #[test]
 fn connections_beyond_the_limit_are_rejected() {
     let server = TestServer::start(Config::default().with_max_connections(3));
     let mut clients: Vec<_> = (0..3).map(|_| Client::connect(&server)).collect();
-    Client::connect_without_hello(&server).expect_refused(&["already 3 connections"]);
+    refused_when_full(&server).expect_refused(&["already 3 connections"]);
     clients.iter_mut().for_each(Client::assert_alive);
     drop(clients.pop());
     eventually("the server accepts a connection again", || server.handle.connections() == 2);
     Client::connect(&server).assert_alive();
 }
 
-/// Loopback has no limit per address: two clients have both handshakes, and the next one is closed.
+/// A client that was told by the reply to its HELLO that the server is full.
+fn refused_when_full(server: &TestServer) -> Client {
+    let mut client = Client::connect_without_hello(server);
+    client.send(&hello_request());
+    let reply = client.read_reply(RpcCommand::Hello);
+    assert!(matches!(
+        Response::decode(RpcCommand::Hello, &reply),
+        Ok(Response::Hello(HelloReply { extension_byte, .. }))
+            if ExtensionOffer::from_byte(extension_byte).is_some_and(|offer| offer.state == ServerState::Full)
+    ));
+    client
+}
+
+/// A server whose handshakes do not time out within a test.
+fn server_with_handshakes(config: Config, max: usize) -> TestServer {
+    TestServer::start(config.with_max_handshakes(max).with_handshake_timeout(Duration::from_secs(3600)))
+}
+
+/// Silent connections from an address of loopback.
+fn silent_from(server: &TestServer, client: [u8; 4], count: usize) -> Vec<Client> {
+    (0..count).map(|_| Client::connect_from(client, server.addr)).collect()
+}
+
+/// The positions of the connections that are open, in the order in which they were made. All others have ended: `open` is
+/// their number.
+fn open_positions(silent: &[Client], open: usize) -> Vec<usize> {
+    let is_open = |client: &&Client| {
+        client.stream.set_nonblocking(true).expect("a live socket");
+        let read = client.stream.peek(&mut [0]);
+        client.stream.set_nonblocking(false).expect("a live socket");
+        matches!(read, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    eventually("the other connections have ended", || silent.iter().filter(is_open).count() <= open);
+    (0..silent.len()).filter(|&at| is_open(&&silent[at])).collect()
+}
+
+/// A handshake ends with its HELLO, with its connection, or for a new connection.
 #[test]
-fn handshakes_beyond_the_limit_are_closed_without_a_reply() {
-    let config = Config::default().with_max_handshakes(2).with_max_connections_per_address(2);
-    let server = TestServer::start(config);
-    let mut silent: Vec<_> = (0..2).map(|_| Client::connect_without_hello(&server)).collect();
-    Client::connect_without_hello(&server).expect_refused(&["already 2 handshakes in flight", "--max-handshakes"]);
-    // A handshake ends with its HELLO, or with its connection.
-    silent[0].send(&hello_request());
-    silent[0].read_reply(RpcCommand::Hello);
+fn handshakes_beyond_the_limit_close_the_oldest() {
+    let server = server_with_handshakes(Config::default().with_max_connections_per_address(2), 2);
+    let mut silent: Vec<_> = (0..3).map(|_| Client::connect_without_hello(&server)).collect();
+    silent.remove(0).expect_refused(&["already 2 handshakes in flight", "--max-handshakes"]);
+    silent.remove(0).exchange_hello(CLIENT_VERSION).assert_alive();
     Client::connect(&server).assert_alive();
-    drop(silent.pop());
-    eventually("the server has ended the second handshake", || server.handle.connections() == 1);
-    silent.push(Client::connect_without_hello(&server));
-    Client::connect(&server).assert_alive();
+    assert_eq!(open_positions(&silent, 1), [0]);
+}
+
+/// Silent connections take neither the handshake nor the place of a client: the oldest of them are closed.
+#[test]
+fn a_client_is_served_beside_500_silent_connections() {
+    for max_connections in [2, 1024] {
+        let server = server_with_handshakes(Config::default().with_max_connections(max_connections), 128);
+        let mut first = Client::connect(&server);
+        let silent = silent_from(&server, [127, 0, 0, 1], 500);
+        let mut second = Client::connect(&server);
+        // The handshake of `second` has closed one more.
+        assert_eq!(open_positions(&silent, 127), (500 - 127..500).collect::<Vec<_>>());
+        [&mut first, &mut second].map(Client::assert_alive);
+        eventually("the threads of the others have ended", || server.handle.connections() == 2 + 127);
+        assert_eq!(silent.iter().flat_map(Client::warnings).count(), 500 - 127, "each has its line in the log");
+    }
+}
+
+/// A client that has sent a part of its HELLO keeps its handshake, and so does a silent one of another address. The others are
+/// closed oldest first.
+#[test]
+fn silent_connections_close_neither_a_handshake_that_has_begun_nor_those_of_other_addresses() {
+    for loopback_tenants in [false, true] {
+        // With tenants, an address has a quarter: 8.
+        let server = server_with_handshakes(Config::default().with_loopback_tenants(loopback_tenants), 32);
+        let hello = encode_message(&hello_request());
+        let (first, rest) = hello.split_at(20);
+        let mut begun = Client::connect_from([127, 0, 0, 2], server.addr);
+        begun.write(first);
+        let mut other = Client::connect_from([127, 0, 0, 3], server.addr);
+        let flood = silent_from(&server, [127, 0, 0, 2], 100);
+        let left = if loopback_tenants { 7 } else { 30 };
+        assert_eq!(open_positions(&flood, left), (100 - left..100).collect::<Vec<_>>());
+        begun.write(rest);
+        begun.read_reply(RpcCommand::Hello);
+        begun.assert_alive();
+        other.send(&hello_request());
+        other.read_reply(RpcCommand::Hello);
+        other.assert_alive();
+    }
+}
+
+/// A flood of connections that send a part of HELLO does not close a new client before its first byte arrives.
+#[test]
+fn connections_that_have_begun_close_each_other_before_a_new_client() {
+    let server = server_with_handshakes(Config::default(), 16);
+    let begun = |count| {
+        let mut flood = silent_from(&server, [127, 0, 0, 1], count);
+        flood.iter_mut().for_each(|client| client.write(&[RpcCommand::Hello as u8]));
+        flood
+    };
+    let before = begun(16);
+    let mut client = Client::connect_without_hello(&server);
+    let after = begun(3);
+    // The server has accepted all of them once four have made room.
+    assert_eq!(open_positions(&before, 12).len(), 12);
+    client.send(&hello_request());
+    client.read_reply(RpcCommand::Hello);
+    client.assert_alive();
+    assert_eq!(open_positions(&after, 3), [0, 1, 2]);
 }
 
 /// The reason is in the log, and a client of the extension receives it.

@@ -63,33 +63,34 @@ fn a_full_server_replies_full_to_hello() {
 
 #[test]
 fn a_full_server_replies_only_to_hello() {
-    for bytes in [&encode_message(&Request::DeviceCount(DeviceCount {}))[..], &[14, 25, 0, 0, 0, 0, 0, 0, 0], &[255; 9]]
-    {
+    let request = encode_message(&Request::DeviceCount(DeviceCount {}));
+    for (bytes, reason) in [
+        (&request[..], "expected HELLO"),
+        (&[14, 25, 0, 0, 0, 0, 0, 0, 0], "HELLO: malformed"),
+        (&[255; 9], "unknown command"),
+    ] {
         let server = server_with_one_connection();
         let _first = Client::connect(&server);
         let mut client = Client::connect_without_hello(&server);
         client.write(bytes);
-        client.expect_refused(&["already 1 connections"]);
+        client.expect_refused(&[reason]);
     }
 }
 
-/// A full server uses a short-lived thread for each rejected client that receives a reply. The number of these threads is
-/// limited.
+/// Silent connections do not keep the reason from the clients that are refused.
 #[test]
-fn a_full_server_replies_to_at_most_64_clients_at_once() {
+fn a_full_or_draining_server_tells_each_client_so() {
     let server = server_with_one_connection();
     let mut first = Client::connect(&server);
-    let clients: Vec<_> = (0..64).map(|_| Client::connect_without_hello(&server)).collect();
-    let mut late = Client::connect_without_hello(&server);
-    late.send(&hello_request());
-    late.expect_closed();
+    let silent: Vec<_> = (0..300).map(|_| Client::connect_without_hello(&server)).collect();
+    let state = || request_state(&mut Client::connect_without_hello(&server));
+    assert_eq!([state(), state()], [ServerState::Full; 2]);
+    let handle = server.handle.clone();
+    let draining = std::thread::spawn(move || handle.drain(WATCHDOG));
+    eventually("the server drains", || state() == ServerState::Draining);
     first.assert_alive();
-    clients.into_iter().for_each(|mut client| client.expect_closed());
-    assert_eq!(
-        request_state(&mut Client::connect_without_hello(&server)),
-        ServerState::Full,
-        "the server replies to a new client again"
-    );
+    drop((first, silent));
+    draining.join().unwrap();
 }
 
 #[test]

@@ -1,18 +1,14 @@
-//! Accept loop: the thread of one listener, which accepts connections, and starts a session for each or rejects it.
+//! Accept loop: the thread of one listener, which accepts connections and starts a thread for each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::debug;
-
-use super::admission::Rejection;
 use super::context::ServerContext;
 use super::listen::{AllowedClients, HttpUse};
 use super::log_limits::LogKind;
-use super::versions::{VersionChoice, VersionPolicy};
-use super::{ServerControl, http, reject, serve};
+use super::versions::VersionPolicy;
+use super::{ServerControl, http, serve};
 use crate::rpc::transport::{Connection, Deadline, Listen, PeerAddr};
-use crate::rpc::wire::ext::ServerState;
 
 /// Longest wait for the next connection before the accept loop checks for a shutdown. A shutdown also wakes the loop at once
 /// ([`ServerControl::wakers`]); the timeout is a fallback.
@@ -49,8 +45,8 @@ impl AcceptLoop {
         }
     }
 
-    /// Starts the session of a new connection, or rejects the connection if the server is full or draining. Never blocks on the
-    /// client.
+    /// Starts the thread of a new connection. Never blocks on a client: at the limit of handshakes, one that is pending is closed,
+    /// and its thread ends by itself.
     fn admit(&self, connection: Connection) {
         let peer = connection.peer();
         if !self.clients.permits(peer) {
@@ -61,50 +57,25 @@ impl AcceptLoop {
             let context = Arc::clone(&self.context);
             return self.spawn_connection_thread("http", peer, move || http::serve(&context, connection, Vec::new()));
         }
-        let (permit, handshake, memory) = match self.control.admission.admit(peer, connection.aborter()) {
-            Ok(permits) => permits,
-            Err(rejection) => return self.reject(connection, &rejection),
-        };
-        let (context, policy, serves_http) =
-            (Arc::clone(&self.context), self.policy.clone(), self.http == HttpUse::Shared);
-        self.spawn_connection_thread("session", peer, move || {
-            serve::serve(&context, connection, (permit, handshake, memory), &policy, serves_http);
-        });
-    }
-
-    /// Logs why the client is not accepted, and sends the reason from another thread.
-    fn reject(&self, connection: Connection, rejection: &Rejection) {
-        let peer = connection.peer();
         let logs = &self.context.logs;
-        let (state, kind, reason) = match rejection {
-            Rejection::Draining => {
-                let reason = "this server is draining and accepts no more clients".to_owned();
-                (ServerState::Draining, LogKind::RejectedDraining, reason)
+        let permit = match self.control.admission.admit(peer, connection.aborter()) {
+            Ok((permit, None)) => permit,
+            Ok((permit, Some(closed))) => {
+                let (peer, reason) = (closed.peer(), &closed.reason);
+                let text = format_args!("{peer}: closed without a complete HELLO, for a new connection: {reason}");
+                logs.log(peer, LogKind::RejectedHandshake, text);
+                permit
             }
-            Rejection::Full(reason) => (ServerState::Full, LogKind::RejectedFull, reason.to_string()),
-            Rejection::FullMemory(reason) => (ServerState::Full, LogKind::RejectedMemory, reason.to_string()),
-            Rejection::TooManyHandshakes(reason) => {
-                let text = format_args!("{peer}: closed without a reply: {reason}");
+            Err(rejection) => {
+                let text = format_args!("{peer}: closed without a reply: {rejection}");
                 return logs.log(peer, LogKind::RejectedHandshake, text);
             }
         };
-        let text = format!("{peer}: rejected: {reason}; connection closed");
-        let Some(permit) = self.control.admission.reserve_rejection() else {
-            return logs.log(peer, kind, format_args!("{text}"));
-        };
+        let memory = self.control.host_memory.connect();
         let (context, policy, serves_http) =
             (Arc::clone(&self.context), self.policy.clone(), self.http == HttpUse::Shared);
-        self.spawn_connection_thread("reject", peer, move || {
-            let versions = VersionChoice::new(&policy, &context.version_probe, peer);
-            let log = || context.logs.log(peer, kind, format_args!("{text}"));
-            let rejected = reject::reply_with_state(connection, &versions, state, serves_http, log);
-            drop(permit);
-            match rejected {
-                Ok(None) => {}
-                // Who asks for the state of the server is not rejected.
-                Ok(Some((connection, received))) => http::serve(&context, connection, received),
-                Err(e) => debug!("{peer}: rejected without a reply, because its HELLO could not be served: {e}"),
-            }
+        self.spawn_connection_thread("session", peer, move || {
+            serve::serve(&context, connection, (permit, memory), &policy, serves_http);
         });
     }
 

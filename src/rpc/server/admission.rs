@@ -1,5 +1,9 @@
-//! Admission control: limits the number of sessions and of handshakes in flight, rejects further clients, and notifies sessions
+//! Admission control: limits the number of handshakes in flight and of sessions, refuses further clients, and notifies sessions
 //! when the server drains.
+//!
+//! An accepted connection is a pending handshake, of which the oldest is closed at their limit ([`PendingHandshakes`]). Only a
+//! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
+//! told so in the reply to its HELLO.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,103 +11,136 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use log::debug;
+use thiserror::Error;
 
+use super::audit::SessionAudit;
 use super::client_connection::ClientWriter;
 use super::hangup_watch::SessionWatch;
-use super::host_memory::{HostMemory, HostMemoryError, SessionMemory};
-use super::tenants::{LimitReached, Resource, TenantPermit, Tenants};
+use super::host_memory::{HostMemoryError, SessionMemory};
+use super::limits::Config;
+use super::pending_handshakes::PendingHandshakes;
+use super::tenants::{LimitReached, Resource, Tenant, TenantPermit, Tenants};
 use crate::rpc::transport::{Aborter, PeerAddr};
 use crate::rpc::wire::ext::{Notification, ServerState};
 
-/// Limit of clients that are being sent the reason of their rejection at the same time, because each takes a thread. Further
-/// clients are closed without a reply.
-const MAX_REJECTING: usize = 64;
+/// Limit of the connections that were closed and whose threads have yet to end, because each takes a thread. A thread that reads
+/// ends at once; the limit bounds the threads if connections arrive faster than the system can end them.
+const MAX_CLOSING: usize = 1024;
 
-/// The sessions of a server and their limits.
+/// The connections of a server, pending and admitted, and their limits.
 pub(super) struct Admission {
     tenants: Arc<Tenants>,
-    host_memory: Arc<HostMemory>,
+    /// Limit of all connections: sessions, handshakes, and those that end.
+    max_open: usize,
     state: Mutex<AdmissionState>,
     /// A copy of the state's, for readers that must take no lock.
     is_draining: AtomicBool,
-    /// Notified when a session ends.
+    /// Notified when a connection ends.
     session_ended: Condvar,
 }
 
 #[derive(Default)]
 struct AdmissionState {
-    /// The sessions, by the key of their [`SessionPermit`].
+    /// The connections, by the key of their [`SessionPermit`].
     sessions: HashMap<u64, AdmittedSession>,
+    pending: PendingHandshakes,
     next_key: u64,
-    /// Number of live [`RejectPermit`]s.
-    rejecting: usize,
-    draining: bool,
+    /// The first key of the connections since the server drains. They are told so, and the drain does not wait for them.
+    draining: Option<u64>,
     /// Writers of the sessions that receive SERVER_STATE when the server begins to drain. Only clients of the extension do.
     subscribers: Vec<Weak<ClientWriter>>,
 }
 
-/// A session, as far as its admission concerns.
+/// A connection, as far as its admission concerns.
 struct AdmittedSession {
     /// Closes the connection.
     aborter: Aborter,
     /// Cancels its work; none before the session's thread runs.
     watch: Weak<SessionWatch>,
-    /// Whether [`Admission::abort_if`] has closed it.
+    /// Whether [`Admission::abort_if`] or an eviction has closed it.
     is_aborted: bool,
-    /// Part of the entry, so that the connection's place is free as soon as the session is no longer counted.
-    connection: TenantPermit,
+    /// None until the handshake is complete. Part of the entry, so that the place is free as soon as the session is no longer
+    /// counted.
+    connection: Option<TenantPermit>,
 }
 
-/// Why a client is not admitted.
+/// A pending handshake that makes room for a new connection. It does not become a session any more, and is closed when this is
+/// dropped, so that a line in the log can precede its end.
+pub(super) struct ClosedHandshake {
+    connection: Aborter,
+    /// The limit that the new connection has reached.
+    pub(super) reason: LimitReached,
+}
+
+impl ClosedHandshake {
+    pub(super) fn peer(&self) -> PeerAddr {
+        self.connection.peer()
+    }
+}
+
+impl Drop for ClosedHandshake {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// Why a new connection is closed at once: no handshake can be closed for it.
+#[derive(Debug, Error)]
 pub(super) enum Rejection {
+    #[error(transparent)]
+    TooManyHandshakes(#[from] LimitReached),
+    #[error("{0} connections are open or end, all that there may be (--max-connections, --max-handshakes)")]
+    TooManyOpen(usize),
+}
+
+/// Why a connection does not become a session.
+pub(super) enum Refusal {
     Draining,
     /// A limit of connections is reached. The client receives the state "full".
     Full(LimitReached),
     /// The base of a session does not fit into the host memory. The client receives the state "full".
     FullMemory(HostMemoryError),
-    /// A limit of handshakes is reached. The client is closed without a reply, for which the server would have to read the
-    /// HELLO of a client that has not sent one.
-    TooManyHandshakes(LimitReached),
+    /// The connection was closed for another one.
+    Closed,
 }
 
 impl Admission {
-    /// Admits sessions within the limits of `tenants` and the base of their host memory.
-    pub(super) fn new(tenants: &Arc<Tenants>, host_memory: &Arc<HostMemory>) -> Arc<Admission> {
-        let (tenants, host_memory) = (Arc::clone(tenants), Arc::clone(host_memory));
-        let (state, is_draining, session_ended) = (Mutex::default(), AtomicBool::new(false), Condvar::new());
-        Arc::new(Admission { tenants, host_memory, state, is_draining, session_ended })
+    /// Admits connections within the limits of `tenants`.
+    pub(super) fn new(tenants: &Arc<Tenants>, config: &Config) -> Arc<Admission> {
+        let max_open = config.max_connections.saturating_add(config.max_handshakes).saturating_add(MAX_CLOSING);
+        let (tenants, state) = (Arc::clone(tenants), Mutex::default());
+        let (is_draining, session_ended) = (AtomicBool::new(false), Condvar::new());
+        Arc::new(Admission { tenants, max_open, state, is_draining, session_ended })
     }
 
-    /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake;
-    /// the last value is the session's host memory.
+    /// Counts a new connection of the client at `peer` as a pending handshake. `aborter` closes it. At the limit of handshakes,
+    /// another one makes room for it, and is returned.
     ///
     /// # Errors
-    /// Why the client is not admitted.
+    /// Why the new connection is to be closed instead.
     pub(super) fn admit(
         self: &Arc<Admission>,
         peer: PeerAddr,
         aborter: Aborter,
-    ) -> Result<(SessionPermit, TenantPermit, Arc<SessionMemory>), Rejection> {
+    ) -> Result<(SessionPermit, Option<ClosedHandshake>), Rejection> {
         let mut state = self.lock();
-        if state.draining {
-            return Err(Rejection::Draining);
+        if state.sessions.len() >= self.max_open {
+            return Err(Rejection::TooManyOpen(self.max_open));
         }
-        let connection = self.tenants.reserve(peer, Resource::Connections).map_err(Rejection::Full)?;
-        let handshake = self.tenants.reserve(peer, Resource::Handshakes).map_err(Rejection::TooManyHandshakes)?;
-        let memory = self.host_memory.admit().map_err(Rejection::FullMemory)?;
+        let (handshake, closed) = match self.tenants.reserve(peer, Resource::Handshakes) {
+            Ok(handshake) => (handshake, None),
+            // One place is enough: at the limit of its tenant, the one that is closed is of the same tenant.
+            Err(reason) => {
+                let closed = state.close_handshake(peer, reason)?;
+                (self.tenants.reserve(peer, Resource::Handshakes)?, Some(closed))
+            }
+        };
         let key = state.next_key;
         state.next_key += 1;
-        state.sessions.insert(key, AdmittedSession { aborter, watch: Weak::new(), is_aborted: false, connection });
-        Ok((SessionPermit { admission: Arc::clone(self), key }, handshake, memory))
-    }
-
-    /// Permission to send a rejected client the reason; `None` if [`MAX_REJECTING`] clients are being sent theirs.
-    pub(super) fn reserve_rejection(self: &Arc<Admission>) -> Option<RejectPermit> {
-        let mut state = self.lock();
-        (state.rejecting < MAX_REJECTING).then(|| {
-            state.rejecting += 1;
-            RejectPermit(Arc::clone(self))
-        })
+        state.pending.insert(key, handshake, aborter.clone());
+        let session = AdmittedSession { aborter, watch: Weak::new(), is_aborted: false, connection: None };
+        state.sessions.insert(key, session);
+        Ok((SessionPermit { admission: Arc::clone(self), key }, closed))
     }
 
     /// The server's state as admitted clients see it: never "full", which concerns new clients only.
@@ -132,7 +169,8 @@ impl Admission {
     /// Rejects new clients from now on, and sends SERVER_STATE to the subscribed sessions. Does not block on any client.
     pub(super) fn drain(&self) {
         let mut state = self.lock();
-        state.draining = true;
+        let first_late = state.next_key;
+        state.draining.get_or_insert(first_late);
         self.is_draining.store(true, Ordering::Relaxed);
         let subscribers = std::mem::take(&mut state.subscribers);
         drop(state);
@@ -150,17 +188,30 @@ impl Admission {
         }
     }
 
-    /// Blocks until all sessions have ended, or until `until`. Returns the number of sessions that are left.
+    /// Blocks until all connections from before the drain have ended, or until `until`. Returns the number of those that are
+    /// left.
+    pub(super) fn wait_until_drained(&self, until: Instant) -> usize {
+        self.wait_until_ended(until, |state| {
+            let first_late = state.draining.unwrap_or(state.next_key);
+            state.sessions.keys().filter(|&&key| key < first_late).count()
+        })
+    }
+
+    /// Blocks until all connections have ended, or until `until`. Returns the number of those that are left.
     pub(super) fn wait_until_empty(&self, until: Instant) -> usize {
+        self.wait_until_ended(until, |state| state.sessions.len())
+    }
+
+    /// Blocks until `count` is 0, or until `until`. Returns the last count.
+    fn wait_until_ended(&self, until: Instant, count: impl Fn(&AdmissionState) -> usize) -> usize {
         let mut state = self.lock();
-        while !state.sessions.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
+        loop {
+            let (count, left) = (count(&state), until.saturating_duration_since(Instant::now()));
+            if count == 0 || left.is_zero() {
+                return count;
             }
             state = self.session_ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.sessions.len()
     }
 
     /// Closes the connections of the peers for which `is_over` holds and cancels their work. Returns these peers.
@@ -194,20 +245,35 @@ impl Admission {
 
 impl AdmissionState {
     fn state(&self) -> ServerState {
-        if self.draining { ServerState::Draining } else { ServerState::Ready }
+        if self.draining.is_some() { ServerState::Draining } else { ServerState::Ready }
+    }
+
+    /// Ends a pending handshake for a new connection of `peer`, which has reached a limit of handshakes.
+    ///
+    /// # Errors
+    /// That limit: there is no pending handshake.
+    fn close_handshake(&mut self, peer: PeerAddr, reason: LimitReached) -> Result<ClosedHandshake, LimitReached> {
+        let victim = self.pending.victim(Tenant::address(peer), reason.tenant());
+        let session = victim.and_then(|key| self.sessions.get_mut(&key).map(|session| (key, session)));
+        let Some((key, session)) = session else { return Err(reason) };
+        session.is_aborted = true;
+        let connection = session.aborter.clone();
+        self.pending.remove(key);
+        Ok(ClosedHandshake { connection, reason })
     }
 }
 
-/// Counts one session against the limit until it is dropped.
+/// Counts one connection until it is dropped: as a pending handshake, and as a session from [`SessionPermit::begin`] on.
 pub(super) struct SessionPermit {
     admission: Arc<Admission>,
     key: u64,
 }
 
 impl SessionPermit {
-    /// Lets [`Admission::abort_if`] cancel the session's work.
-    pub(super) fn set_watch(&self, watch: &Arc<SessionWatch>) {
+    /// Lets [`Admission::abort_if`] cancel the session's work. `audit` counts the connection's bytes.
+    pub(super) fn set_watch(&self, watch: &Arc<SessionWatch>, audit: &Arc<SessionAudit>) {
         let mut state = self.admission.lock();
+        state.pending.set_audit(self.key, Arc::downgrade(audit));
         let Some(session) = state.sessions.get_mut(&self.key) else { return };
         session.watch = Arc::downgrade(watch);
         let is_aborted = session.is_aborted;
@@ -217,33 +283,38 @@ impl SessionPermit {
         }
     }
 
-    /// Whether [`Admission::abort_if`] has ended the session.
-    pub(super) fn is_aborted(&self) -> bool {
-        self.admission.lock().sessions.get(&self.key).is_some_and(|session| session.is_aborted)
-    }
-
-    /// Counts the session for the tenant of `peer`, which has proved its key, instead of that of its address.
+    /// Makes the connection a session of the client at `peer`, which has proved its key if it has one: its HELLO is complete.
+    /// Reserves the base of its host memory.
     ///
     /// # Errors
-    /// The key has all of its connections. The session still counts for its address.
-    pub(super) fn move_to(&self, peer: PeerAddr) -> Result<(), LimitReached> {
-        let mut state = self.admission.lock();
-        state.sessions.get_mut(&self.key).map_or(Ok(()), |session| session.connection.move_to(peer))
+    /// Why it does not become one. It is still a pending handshake then, unless it was closed.
+    pub(super) fn begin(&self, peer: PeerAddr, memory: &SessionMemory) -> Result<(), Refusal> {
+        let state = &mut *self.admission.lock();
+        let Some(session) = state.sessions.get_mut(&self.key).filter(|session| !session.is_aborted) else {
+            return Err(Refusal::Closed);
+        };
+        if state.draining.is_some() {
+            return Err(Refusal::Draining);
+        }
+        let connection = self.admission.tenants.reserve(peer, Resource::Connections).map_err(Refusal::Full)?;
+        memory.reserve_base().map_err(Refusal::FullMemory)?;
+        session.connection = Some(connection);
+        state.pending.remove(self.key);
+        Ok(())
+    }
+
+    /// Whether [`Admission::abort_if`] has ended the session, or its handshake was closed for another one.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.admission.lock().sessions.get(&self.key).is_some_and(|session| session.is_aborted)
     }
 }
 
 impl Drop for SessionPermit {
     fn drop(&mut self) {
-        self.admission.lock().sessions.remove(&self.key);
+        let mut state = self.admission.lock();
+        state.pending.remove(self.key);
+        state.sessions.remove(&self.key);
+        drop(state);
         self.admission.session_ended.notify_all();
-    }
-}
-
-/// Counts one rejected client against [`MAX_REJECTING`] until it is dropped.
-pub(super) struct RejectPermit(Arc<Admission>);
-
-impl Drop for RejectPermit {
-    fn drop(&mut self) {
-        self.0.lock().rejecting -= 1;
     }
 }

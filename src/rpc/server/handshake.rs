@@ -2,10 +2,13 @@
 //! on its reply carries the server's state and the revision of the extension. A client of the extension sends HELLO_EXT as its
 //! second message, which the extended front end serves. A client of 2024 (gen0) sends no HELLO: its first message is a request.
 
+use log::debug;
 use thiserror::Error;
 
+use super::admission::{Refusal, SessionPermit};
 use super::client_connection::{BodyBuffer, ClientConnection};
 use super::context::ServerContext;
+use super::log_limits::LogKind;
 use super::session::failure::{SessionError, SessionFailure};
 use super::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
@@ -14,7 +17,7 @@ use crate::rpc::wire::{CAPS_BYTES, HelloForm, HelloReply, REQUEST_HEADER, Reques
 /// How the first record of TLS begins: its type and the major version. No command that comes first has this number.
 const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 
-/// An invalid HELLO or HELLO_EXT. The client is at fault, except for [`HelloError::Draining`].
+/// An invalid HELLO or HELLO_EXT. The client is at fault.
 #[derive(Debug, Error)]
 pub(super) enum HelloError {
     #[error(
@@ -34,8 +37,6 @@ pub(super) enum HelloError {
         form = form_name(*.form)
     )]
     FormNotServed { form: HelloForm, served: String },
-    #[error("this server is about to end (draining) and accepts no more clients")]
-    Draining,
 }
 
 impl From<HelloError> for SessionError {
@@ -86,16 +87,19 @@ pub(super) enum Opening {
     Hello(ServedVersion),
     /// With a request of a version without HELLO. The request is not yet served.
     WithoutHello(ServedVersion),
+    /// The server is full or draining. The reason is logged, and was sent if the client has sent a HELLO.
+    Refused,
 }
 
-/// Reads and serves the first message, if it is HELLO. `header` is its header. Lifts the time limit of the handshake once the
-/// message is complete.
+/// Reads and serves the first message, if it is HELLO. `header` is its header. Once the message is complete, the connection
+/// becomes a session, and the time limit of the handshake is lifted.
 ///
 /// # Errors
-/// The listener serves no version that begins like this, or the server is draining.
+/// The listener serves no version that begins like this.
 pub(super) fn serve_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
+    permit: &SessionPermit,
     versions: &VersionChoice<'_>,
     header: [u8; REQUEST_HEADER],
     body: &mut BodyBuffer,
@@ -107,43 +111,48 @@ pub(super) fn serve_hello(
     if let Some(version) = versions.answer(HelloForm::Absent)
         && version.has_command_number(header[0])
     {
-        if server.lifecycle.state() != ServerState::Ready {
-            return Err(SessionFailure::new(None, HelloError::Draining));
-        }
-        connection.end_handshake();
-        return Ok(Opening::WithoutHello(version));
+        return match begin_session(server, connection, permit).map_err(|e| SessionFailure::new(None, e))? {
+            ServerState::Ready => Ok(Opening::WithoutHello(version)),
+            ServerState::Full | ServerState::Draining => Ok(Opening::Refused),
+        };
     }
     let header = RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))?;
-    reply_to_hello(server, connection, versions, header, body)
+    reply_to_hello(server, connection, permit, versions, header, body)
         .map_err(|e| SessionFailure::new(Some(header.command.name()), e))
 }
 
-/// Replies to the client's first message, if it is a HELLO, with the state for which the client is rejected. Any other message
-/// gets no reply. The caller closes the connection.
-///
-/// # Errors
-/// Of the connection.
-pub(super) fn reject_hello(
+/// Makes the connection a session, or logs why the server refuses that. Returns the state that the client is sent. The log has
+/// the line before that, so that a client that sees the reply or the end of its connection finds it there.
+fn begin_session(
     server: &ServerContext,
     connection: &mut ClientConnection,
-    versions: &VersionChoice<'_>,
-    header: [u8; REQUEST_HEADER],
-    body: &mut BodyBuffer,
-    state: ServerState,
-) -> Result<(), SessionFailure> {
-    let header = RequestHeader::decode(&header).ok().filter(|header| header.command == RpcCommand::Hello);
-    let Some(len) = header.and_then(|header| header.body_len(&server.config.limits).ok()) else { return Ok(()) };
-    let replied: Result<(), SessionError> = (|| {
-        connection.read_body(len, body)?;
-        let reply = versions.answer(hello_form(len)).and_then(|version| hello_reply(version, state));
-        reply.map_or(Ok(()), |reply| Ok(connection.send_response(&reply)?))
-    })();
-    replied.map_err(|e| SessionFailure::new(Some(RpcCommand::Hello.name()), e))
+    permit: &SessionPermit,
+) -> Result<ServerState, SessionError> {
+    let peer = connection.peer();
+    let (state, kind, reason) = match permit.begin(peer, connection.memory()) {
+        Ok(()) => {
+            connection.end_handshake();
+            return Ok(ServerState::Ready);
+        }
+        // The log has a line about that.
+        Err(Refusal::Closed) => return Ok(ServerState::Full),
+        Err(Refusal::Draining) => {
+            let reason = "this server is draining and accepts no more clients".to_owned();
+            (ServerState::Draining, LogKind::RejectedDraining, reason)
+        }
+        Err(Refusal::Full(reason)) => (ServerState::Full, LogKind::RejectedFull, reason.to_string()),
+        Err(Refusal::FullMemory(reason)) => (ServerState::Full, LogKind::RejectedMemory, reason.to_string()),
+    };
+    server.logs.log(peer, kind, format_args!("{peer}: rejected: {reason}; connection closed"));
+    Ok(state)
 }
 
+/// Replies to HELLO with the version and the server's state. Versions before 7.0 have no field for the state, and a client of a
+/// version that is not served gets no reply.
 fn reply_to_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
+    permit: &SessionPermit,
     versions: &VersionChoice<'_>,
     header: RequestHeader,
     body: &mut BodyBuffer,
@@ -154,14 +163,22 @@ fn reply_to_hello(
     }
     let len = header.body_len(&server.config.limits)?;
     connection.read_body(len, body)?;
-    connection.end_handshake();
-    let state = server.lifecycle.state();
+    let state = begin_session(server, connection, permit)?;
     let form = hello_form(len);
-    let not_served = || HelloError::FormNotServed { form, served: versions.served() };
-    let version = versions.answer(form).ok_or_else(not_served)?;
-    connection.send_response(&hello_reply(version, state).ok_or_else(not_served)?)?;
-    match state {
-        ServerState::Ready => Ok(Opening::Hello(version)),
-        ServerState::Full | ServerState::Draining => Err(HelloError::Draining.into()),
+    let version = versions.answer(form);
+    let reply = version.and_then(|version| hello_reply(version, state));
+    match (state, version, reply) {
+        (ServerState::Ready, Some(version), Some(reply)) => {
+            connection.send_response(&reply)?;
+            Ok(Opening::Hello(version))
+        }
+        (ServerState::Ready, ..) => Err(HelloError::FormNotServed { form, served: versions.served() }.into()),
+        (ServerState::Full | ServerState::Draining, _, reply) => {
+            // The log has the reason, also if the client has gone.
+            if let Some(Err(e)) = reply.map(|reply| connection.send_response(&reply)) {
+                debug!("{}: refused without a reply: {e}", connection.peer());
+            }
+            Ok(Opening::Refused)
+        }
     }
 }

@@ -6,8 +6,8 @@
 //! as stay free. One session can therefore take half of the budget, two a third each, and a newcomer always finds something. A
 //! fixed limit per session would waste memory if few sessions are connected, or be exceeded by the sum of many.
 //!
-//! The *base* ([`BASE_BYTES`]) is reserved when a connection is admitted. It pays for small messages and small replies, so an
-//! admitted session is served also while others hold all the rest. Up to half of the budget is kept for the bases of sessions to
+//! The *base* ([`BASE_BYTES`]) is reserved when the handshake of a connection is complete. It pays for small messages and small
+//! replies, so an admitted session is served also while others hold all the rest. Up to half of the budget is kept for the bases of sessions to
 //! come, so that connected sessions cannot fill the server for new ones.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -113,20 +113,17 @@ impl HostMemory {
         HostMemoryInfo { limit: self.limit, used: state.used(), peak: state.peak }
     }
 
-    /// Reserves the base of a new session.
-    ///
-    /// # Errors
-    /// The base does not fit into the limit.
+    /// The memory of a new connection, which is to charge nothing before [`SessionMemory::reserve_base`].
+    pub(super) fn connect(self: &Arc<Self>) -> Arc<SessionMemory> {
+        let (held, has_base, closed) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(SessionMemory { server: Arc::clone(self), held, has_base, closed })
+    }
+
+    /// The memory of a new session, with its base.
+    #[cfg(test)]
     pub(super) fn admit(self: &Arc<Self>) -> Result<Arc<SessionMemory>, HostMemoryError> {
-        let mut state = self.lock();
-        if self.limit - state.used() < BASE_BYTES {
-            return Err(self.refusal(&state, BASE_BYTES, 0, false));
-        }
-        state.bases += BASE_BYTES;
-        state.peak = state.peak.max(state.used());
-        drop(state);
-        let (held, closed) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Arc::new(SessionMemory { server: Arc::clone(self), held, closed }))
+        let session = self.connect();
+        session.reserve_base().map(|()| session)
     }
 
     /// Wakes the sessions that wait, after bytes were released.
@@ -153,11 +150,29 @@ pub(super) struct SessionMemory {
     /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`] of them. Changed only while the
     /// server's state is locked.
     held: AtomicU64,
+    /// Whether its base is reserved. Changed only while the server's state is locked.
+    has_base: AtomicBool,
     /// Whether the client has gone: waits end.
     closed: AtomicBool,
 }
 
 impl SessionMemory {
+    /// Reserves the base: the connection becomes a session. To be called once.
+    ///
+    /// # Errors
+    /// The base does not fit into the limit.
+    pub(super) fn reserve_base(&self) -> Result<(), HostMemoryError> {
+        let server = &*self.server;
+        let mut state = server.lock();
+        if server.limit - state.used() < BASE_BYTES {
+            return Err(server.refusal(&state, BASE_BYTES, 0, false));
+        }
+        state.bases += BASE_BYTES;
+        state.peak = state.peak.max(state.used());
+        self.has_base.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// A charge of no bytes, which can grow.
     pub(super) fn empty(self: &Arc<Self>) -> HostCharge {
         HostCharge { session: Arc::clone(self), bytes: 0 }
@@ -260,8 +275,10 @@ impl SessionMemory {
 impl Drop for SessionMemory {
     fn drop(&mut self) {
         let mut state = self.server.lock();
-        state.bases -= BASE_BYTES;
-        self.server.notify(&state);
+        if *self.has_base.get_mut() {
+            state.bases -= BASE_BYTES;
+            self.server.notify(&state);
+        }
     }
 }
 

@@ -35,8 +35,8 @@ pub struct Config {
     /// Whether the limits per address, and the equal shares of a device, hold for addresses of loopback as for others.
     /// Otherwise each session from loopback is a tenant of its own, to which the limits per address do not apply.
     pub loopback_tenants: bool,
-    /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. Further
-    /// ones are closed without a reply.
+    /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. They are not
+    /// sessions. At the limit, the oldest one of the address with the most of them is closed for a new one, without a reply.
     pub max_handshakes: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,

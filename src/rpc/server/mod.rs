@@ -1,7 +1,7 @@
 //! RPC server: offers the devices of this process to clients over the network, both fanout's and llama.cpp's.
 //!
 //! ```text
-//! this file: listen → accept → admission, tenants (limits of connections; reject: replies "full" or "draining") → one thread per connection
+//! this file: listen → accept → admission, pending_handshakes, tenants (limits of connections) → one thread per connection
 //!   ↓
 //! serve            chooses the front end, logs the end of the session (audit)
 //!   ↓
@@ -65,7 +65,7 @@ mod limits;
 mod listen;
 mod log_limits;
 mod peers;
-mod reject;
+mod pending_handshakes;
 mod resource_requests;
 mod serve;
 mod session;
@@ -271,7 +271,7 @@ impl Server {
         };
         let tenants = Tenants::new(&config);
         let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
-        let admission = Admission::new(&tenants, &host_memory);
+        let admission = Admission::new(&tenants, &config);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let (keys, device_count) = (config.keys.clone(), devices.len());
         let context = ServerContext {
@@ -464,7 +464,7 @@ impl ServerHandle {
             "draining: no more clients are accepted; clients that are connected and served for up to {grace_period:?}: {}",
             admission.session_count()
         );
-        match admission.wait_until_empty(until) {
+        match admission.wait_until_drained(until) {
             0 => info!("drained: all clients have disconnected"),
             left => warn!("{left} clients are still connected after {grace_period:?}; their connections are closed"),
         }

@@ -19,37 +19,36 @@ use super::context::ServerContext;
 use super::counters::EndReason;
 use super::extended;
 use super::ggml;
-use super::handshake::{Opening, reject_hello, serve_hello};
+use super::handshake::{Opening, serve_hello};
 use super::hangup_watch::{CancelOrder, SessionWatch};
 use super::host_memory::SessionMemory;
 use super::http::{self, is_http};
 use super::log_limits::LogKind;
 use super::session::failure::SessionFailure;
-use super::tenants::TenantPermit;
 use super::versions::{ServedVersion, VersionChoice, VersionPolicy};
 use crate::rpc::transport::{self, PeerAddr};
 use crate::rpc::wire::ext::{ExtCommand, ServerState};
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
-/// `permit` counts the connection, and `handshake` counts it among the handshakes in flight; `memory` is the session's host
-/// memory. A connection that begins with an HTTP request gives them back, if `serves_http` holds.
+/// `permit` counts the connection; `memory` is the session's host memory. A connection that begins with an HTTP request gives
+/// them back, if `serves_http` holds.
 pub(super) fn serve(
     server: &Arc<ServerContext>,
     connection: transport::Connection,
-    (permit, handshake, memory): (SessionPermit, TenantPermit, Arc<SessionMemory>),
+    (permit, memory): (SessionPermit, Arc<SessionMemory>),
     policy: &VersionPolicy,
     serves_http: bool,
 ) {
     let end = connection.aborter();
     debug!("{}: connected", end.peer());
     let watch = server.hangup_watch.add_session(connection.aborter());
-    permit.set_watch(&watch);
+    let audit = server.statistics.add_session(end.peer());
+    permit.set_watch(&watch, &audit);
     let waits = Arc::clone(&memory);
     let canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
-    let audit = server.statistics.add_session(end.peer());
     // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
     let served = catch_unwind(AssertUnwindSafe(|| {
-        serve_requests(server, connection, (&permit, handshake, memory), (policy, serves_http), &watch, &audit)
+        serve_requests(server, connection, (&permit, memory), (policy, serves_http), &watch, &audit)
     }));
     let peer = end.peer();
     let (reason, failure) = match served {
@@ -64,7 +63,7 @@ pub(super) fn serve(
         }
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
         Ok(_) if server.lifecycle.is_stopping() => (reason_of_shutdown(server), None),
-        // The log has a line about the key.
+        // The log has a line about the key, or about the limit of handshakes.
         Ok(_) if permit.is_aborted() => (EndReason::KeyChanged, None),
         Ok(Ok(Served::Session)) if watch.has_hung_up() => (EndReason::ClientGone, None),
         Ok(Ok(Served::Session)) => (audit.reason_of_close(), None),
@@ -107,7 +106,7 @@ enum Served {
 fn serve_requests(
     server: &ServerContext,
     connection: transport::Connection,
-    (permit, handshake, memory): (&SessionPermit, TenantPermit, Arc<SessionMemory>),
+    (permit, memory): (&SessionPermit, Arc<SessionMemory>),
     (policy, serves_http): (&VersionPolicy, bool),
     watch: &Arc<SessionWatch>,
     audit: &Arc<SessionAudit>,
@@ -116,7 +115,7 @@ fn serve_requests(
     let timeouts =
         Timeouts { handshake: config.handshake_timeout, stall: config.stall_timeout, idle: config.idle_timeout };
     let mut body = BodyBuffer::new(&memory);
-    let mut connection = ClientConnection::new(connection, Arc::clone(watch), memory, handshake, timeouts, audit);
+    let mut connection = ClientConnection::new(connection, Arc::clone(watch), memory, timeouts, audit);
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(Served::Session);
     };
@@ -126,14 +125,8 @@ fn serve_requests(
         return Ok(Served::Http(connection, received));
     }
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
-    // The first bytes have arrived, so the client has proved its key if it has one.
-    if let Err(reason) = permit.move_to(peer) {
-        let text = format_args!("{peer}: rejected: {reason}; connection closed");
-        server.logs.log(peer, LogKind::RejectedFull, text);
-        return reject_hello(server, &mut connection, &versions, header, &mut body, ServerState::Full)
-            .map(|()| Served::Session);
-    }
-    let answered = match serve_hello(server, &mut connection, &versions, header, &mut body)? {
+    let answered = match serve_hello(server, &mut connection, permit, &versions, header, &mut body)? {
+        Opening::Refused => return Ok(Served::Session),
         Opening::Hello(version) => version,
         Opening::WithoutHello(version) => {
             begin_session(server, audit, version, peer);

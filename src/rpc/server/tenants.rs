@@ -2,15 +2,15 @@
 //! device memory and its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a
-//! network, so a host could use 2^64 addresses of its own. A connection counts for the address until the client has proved its
-//! key, its handshake until HELLO is complete. The list of keys may have limits of a key (`KeyLimits`), which replace those
+//! network, so a host could use 2^64 addresses of its own. A connection counts as a handshake of its address until HELLO is
+//! complete, and then as a connection of its key or address. The list of keys may have limits of a key (`KeyLimits`), which replace those
 //! that each tenant has, also while the key has sessions. The limits here do not apply to loopback, unless
 //! `Config::loopback_tenants` is set: a proxy or a tunnel on this machine brings the clients of many hosts from one address.
 //! For mappings, threads of transfers and turns on CPU devices, each session from loopback is a tenant of its own. The same
 //! holds for transports without IP addresses.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
@@ -31,6 +31,7 @@ const MAX_SMALL_BUFFER: u64 = 256 << 10;
 /// A counted resource. The number is the index of its row in [`Tenants::limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
+    /// Sessions: connections whose HELLO is complete.
     Connections,
     /// Connections whose HELLO is not complete. They cost a client nothing but a packet.
     Handshakes,
@@ -133,6 +134,11 @@ impl Tenant {
 }
 
 impl Tenant {
+    /// The address of a client, whether or not it is exempt from limits. `None`: a transport without IP addresses.
+    pub(super) fn address(peer: PeerAddr) -> Option<Tenant> {
+        Tenant::of(PeerAddr::Ip(SocketAddr::new(peer.ip()?, 0)), true)
+    }
+
     /// What the tenant is, for messages.
     fn noun(self) -> &'static str {
         match self {
@@ -150,6 +156,14 @@ pub(super) struct LimitReached {
     limit: usize,
     name: &'static str,
     limit_name: String,
+    tenant: Option<Tenant>,
+}
+
+impl LimitReached {
+    /// The tenant whose limit it is; `None`: the limit of the process.
+    pub(super) fn tenant(&self) -> Option<Tenant> {
+        self.tenant
+    }
 }
 
 impl Tenants {
@@ -265,16 +279,19 @@ impl Tenants {
         let (at, tenant) = (resource as usize, self.tenant(peer));
         let limit = &self.limits[at];
         let mut state = self.lock();
+        // First the tenant's own limit: what it frees there is free in the process, too.
+        self.count(&mut state, tenant, resource)?;
         if state.used[at] >= limit.process {
+            Tenants::uncount(&mut state, tenant, resource);
             state.refused[at] += 1;
             return Err(LimitReached {
                 subject: "there are".to_owned(),
                 limit: limit.process,
                 name: limit.name,
                 limit_name: format!("the limit ({})", limit.flag),
+                tenant: None,
             });
         }
-        self.count(&mut state, tenant, resource)?;
         state.used[at] += 1;
         Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
     }
@@ -294,7 +311,7 @@ impl Tenants {
         }
         state.refused[at] += 1;
         let subject = format!("its {} has", tenant.noun());
-        Err(LimitReached { subject, limit, name: self.limits[at].name, limit_name })
+        Err(LimitReached { subject, limit, name: self.limits[at].name, limit_name, tenant: Some(tenant) })
     }
 
     /// Ends the count of one `resource` of a tenant.
@@ -415,22 +432,6 @@ pub(super) struct TenantPermit {
     tenants: Arc<Tenants>,
     tenant: Option<Tenant>,
     resource: Resource,
-}
-
-impl TenantPermit {
-    /// Counts the resource for the tenant of `peer` instead. The count of the process stays as it is.
-    ///
-    /// # Errors
-    /// That tenant's limit is reached. The resource still counts for the former one.
-    pub(super) fn move_to(&mut self, peer: PeerAddr) -> Result<(), LimitReached> {
-        let tenant = self.tenants.tenant(peer);
-        if tenant != self.tenant {
-            let mut state = self.tenants.lock();
-            self.tenants.count(&mut state, tenant, self.resource)?;
-            Tenants::uncount(&mut state, std::mem::replace(&mut self.tenant, tenant), self.resource);
-        }
-        Ok(())
-    }
 }
 
 impl Drop for TenantPermit {

@@ -114,6 +114,11 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         Ok(true)
     }
 
+    /// Whether bytes of the transport's own handshake have arrived. Takes no lock.
+    fn has_begun_handshake(&self) -> bool {
+        false
+    }
+
     /// Writes bytes from the front of `src`, which must not be empty, and returns how many. `None`: there is no room.
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError>;
 
@@ -220,6 +225,11 @@ impl Aborter {
     /// Whether the peer has closed its sending direction, or the connection has ended ([`Transport::hung_up`]).
     pub(crate) fn hung_up(&self) -> bool {
         self.0.hung_up()
+    }
+
+    /// Whether the peer has sent bytes that wait to be read, or some of the transport's own handshake, and has not hung up.
+    pub(crate) fn has_sent(&self) -> bool {
+        (self.0.has_begun_handshake() || self.0.readable()) && !self.0.hung_up()
     }
 }
 

@@ -22,7 +22,6 @@ use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
 use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
-use crate::rpc::server::tenants::TenantPermit;
 use crate::rpc::transport::{self, Deadline, PeerAddr, Receiver, TransportError};
 use crate::rpc::wire::{MAX_SET_TENSOR_2D_HEAD, REQUEST_HEADER, Response, ResponseHeader};
 
@@ -90,15 +89,8 @@ struct RequestSource {
     between_messages: bool,
     /// How fast the bytes of the current message arrive.
     pace: Pace,
-    /// `None` once the handshake is complete.
-    handshake: Option<Handshake>,
-}
-
-/// A handshake in flight.
-struct Handshake {
-    deadline: Deadline,
-    /// Counts it against the limit of handshakes.
-    _permit: TenantPermit,
+    /// The deadline of the handshake; `None` once it is complete.
+    handshake: Option<Deadline>,
 }
 
 impl ByteSource for RequestSource {
@@ -125,7 +117,7 @@ impl ByteSource for RequestSource {
 
 impl RequestSource {
     fn receive_by_deadline(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
-        let Some(Handshake { deadline: handshake, .. }) = &self.handshake else {
+        let Some(handshake) = &self.handshake else {
             let start = Instant::now();
             self.audit.set_reading(!self.between_messages);
             let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
@@ -141,12 +133,11 @@ impl RequestSource {
 }
 
 impl ClientConnection {
-    /// A new connection, whose handshake begins now. `permit` counts the handshake, `audit` the bytes of the connection.
+    /// A new connection, whose handshake begins now. `audit` counts its bytes.
     pub(super) fn new(
         connection: transport::Connection,
         watch: Arc<SessionWatch>,
         memory: Arc<SessionMemory>,
-        permit: TenantPermit,
         timeouts: Timeouts,
         audit: &Arc<SessionAudit>,
     ) -> ClientConnection {
@@ -160,7 +151,7 @@ impl ClientConnection {
             between_messages: false,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
             pace: Pace::new(timeouts.stall),
-            handshake: Some(Handshake { deadline: Deadline::after(timeouts.handshake), _permit: permit }),
+            handshake: Some(Deadline::after(timeouts.handshake)),
         };
         ClientConnection {
             idle_timeout: timeouts.idle,
@@ -173,8 +164,7 @@ impl ClientConnection {
         }
     }
 
-    /// Ends the handshake: its time limit, and its count against the limit of handshakes. From now on the stall timeout
-    /// and the idle timeout apply.
+    /// Ends the time limit of the handshake. From now on the stall timeout and the idle timeout apply.
     pub(super) fn end_handshake(&mut self) {
         self.requests.handshake = None;
     }
@@ -219,7 +209,7 @@ impl ClientConnection {
         Ok(Some(header))
     }
 
-    /// Leaves the protocol: the connection, and the bytes behind `header` that were received. Ends the handshake.
+    /// Leaves the protocol: the connection, and the bytes behind `header` that were received.
     pub(super) fn into_raw(mut self, header: [u8; REQUEST_HEADER]) -> (transport::Connection, Vec<u8>) {
         let received = [&header[..], &self.read_ahead.take()].concat();
         (self.requests.receiver.into_connection(), received)

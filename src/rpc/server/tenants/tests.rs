@@ -176,38 +176,18 @@ fn key_peer(ip: &str, name: &str) -> PeerAddr {
     PeerAddr::Key((ip.parse::<IpAddr>().unwrap(), 40_000).into(), KeyName::new(key, name))
 }
 
+/// A session counts for its key, and a handshake for its address.
 #[test]
-fn a_connection_moves_from_its_address_to_its_key() {
-    let tenants = Tenants::new(&Config::default().with_max_connections_per_address(2).with_max_connections(4));
-    let connect = |ip| tenants.reserve(peer(ip), Resource::Connections);
-    let counts = || {
-        let state = tenants.lock();
-        let of = |peer| state.by_tenant.get(&Tenant::of(peer, false).unwrap()).map_or(0, |entry| entry.used[0]);
-        (state.used[0], of(peer("10.0.0.5")), of(key_peer("10.0.0.5", "a")), state.by_tenant.len())
-    };
-    let mut permits: Vec<_> = (0..2).map(|_| connect("10.0.0.5").unwrap()).collect();
-    assert_eq!(counts(), (2, 2, 0, 1));
-    assert!(connect("10.0.0.5").is_err());
-    for permit in &mut permits {
-        permit.move_to(key_peer("10.0.0.5", "a")).unwrap();
-        // Again, which changes nothing.
-        permit.move_to(key_peer("10.0.0.9", "a")).unwrap();
-    }
-    assert_eq!(counts(), (2, 0, 2, 1));
-    // The address has room again, the key has none.
-    let mut third = connect("10.0.0.5").unwrap();
-    let refusal = third.move_to(key_peer("10.0.0.5", "a")).err().unwrap().to_string();
-    let want = "its key has already 2 connections, the limit per key (--max-connections-per-address)";
-    assert_eq!((refusal.as_str(), counts()), (want, (3, 1, 2, 2)));
-    third.move_to(key_peer("10.0.0.5", "b")).unwrap();
-    assert_eq!(counts(), (3, 0, 2, 2));
-    // From loopback, which is no tenant.
-    let mut local = connect("127.0.0.1").unwrap();
-    permits.remove(0);
-    local.move_to(key_peer("127.0.0.1", "a")).unwrap();
-    assert_eq!(counts(), (3, 0, 2, 2));
-    drop((permits, third, local));
-    assert_eq!(counts(), (0, 0, 0, 0));
+fn keys_have_connections_beside_those_of_their_address() {
+    let tenants = Tenants::new(&Config::default().with_max_connections_per_address(2).with_max_connections(5));
+    let connect = |peer| tenants.reserve(peer, Resource::Connections);
+    let [alice, bob] = ["a", "b"].map(|name| key_peer("10.0.0.5", name));
+    let _held = [peer("10.0.0.5"), alice, key_peer("10.0.0.9", "a"), bob].map(|peer| connect(peer).unwrap());
+    let refusal = connect(alice).err().unwrap().to_string();
+    assert_eq!(refusal, "its key has already 2 connections, the limit per key (--max-connections-per-address)");
+    let state = tenants.lock();
+    let of = |peer| state.by_tenant[&Tenant::of(peer, false).unwrap()].used[0];
+    assert_eq!((state.used[0], of(peer("10.0.0.5")), of(alice), of(bob)), (4, 1, 2, 1));
 }
 
 #[test]

@@ -114,6 +114,11 @@ impl Handshake {
         matches!(self.end, End::Server(_))
     }
 
+    /// Whether the peer has sent anything.
+    pub(super) fn has_received(&self) -> bool {
+        self.total > 0
+    }
+
     /// Whether bytes wait for room.
     pub(super) fn has_output(&self) -> bool {
         self.sent < self.outgoing.len()

@@ -119,6 +119,8 @@ pub(super) struct TlsTransport {
     /// `None`: it is complete, or has failed.
     handshake: Mutex<Option<Handshake>>,
     session: OnceLock<TlsSession>,
+    /// Whether bytes of the handshake have arrived.
+    has_begun: AtomicBool,
     /// Whether the peer closed its connection before the handshake began.
     closed: AtomicBool,
     /// Whether a thread of this process has ended the connection: what has arrived is not opened any more.
@@ -154,8 +156,8 @@ impl TlsTransport {
 
     fn new(socket: TcpTransport, server: Option<ServerTls>, handshake: Handshake) -> TlsTransport {
         let (handshake, session) = (Mutex::new(Some(handshake)), OnceLock::new());
-        let (closed, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
-        TlsTransport { socket, server, handshake, session, closed, aborted }
+        let [has_begun, closed, aborted] = [(); 3].map(|()| AtomicBool::new(false));
+        TlsTransport { socket, server, handshake, session, has_begun, closed, aborted }
     }
 
     /// The session, after going on with the handshake as far as possible. `None`: it is not complete.
@@ -168,7 +170,9 @@ impl TlsTransport {
             // Another thread has completed it, or it has failed before.
             return self.session.get().map(Some).ok_or_else(TransportError::cut);
         };
-        match attempt.advance(&self.socket) {
+        let progress = attempt.advance(&self.socket);
+        self.has_begun.store(attempt.has_received(), Ordering::Relaxed);
+        match progress {
             Ok(Progress::Blocked) => return Ok(None),
             Ok(Progress::Closed) => {
                 self.closed.store(true, Ordering::Relaxed);
@@ -289,6 +293,10 @@ impl Transport for TlsTransport {
 
     fn try_handshake(&self) -> Result<bool, TransportError> {
         Ok(self.session()?.is_some() || self.closed.load(Ordering::Relaxed))
+    }
+
+    fn has_begun_handshake(&self) -> bool {
+        self.has_begun.load(Ordering::Relaxed)
     }
 
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
