@@ -171,7 +171,7 @@ struct Args {
     max_memory_per_address: Option<u64>,
 
     /// Maximum host memory that clients may cause outside of devices: messages, prepared graphs, replies, transfers; one
-    /// client may hold as much as stays free [default: a sixteenth of the free memory, from 256M to 4G].
+    /// key or address may hold as much as stays free, at loopback one session [default: a sixteenth of the free memory, from 256M to 4G].
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_host_memory: Option<u64>,
 

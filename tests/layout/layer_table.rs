@@ -131,6 +131,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "device",
             "rpc::transport",
             "rpc::server::allowed_keys",
+            "rpc::server::host_memory",
             "rpc::server::limits",
             "rpc::server::thread_budget",
             "addresses",

@@ -148,10 +148,46 @@ fn many_sessions_cannot_exceed_the_host_memory_nor_lock_others_out() {
             sessions.into_iter().map(|session| session.join().expect("a session")).collect()
         });
         let memory = server.handle.host_memory();
-        assert!(memory.peak <= LIMIT && memory.peak > LIMIT / 8 * 7, "{kind:?}: {memory:?}");
+        // Sessions that wait end unfinished messages, so that less is held.
+        let least = if kind == Kind::MessageOneByteShort { LIMIT / 2 } else { LIMIT / 8 * 7 };
+        assert!(memory.peak <= LIMIT && memory.peak > least, "{kind:?}: {memory:?}");
         drop(clients);
         eventually("all memory is released", || server.handle.host_memory().used == 0);
     }
+}
+
+/// Unfinished messages of one address leave others their part, however many sessions have them.
+#[test]
+fn unfinished_messages_of_an_address_leave_memory_to_others() {
+    const SESSIONS: u64 = 80;
+    let base = {
+        let server = TestServer::start(Config::default());
+        let _idle = Client::connect(&server);
+        server.handle.host_memory().used
+    };
+    // Beside the bases of the sessions, 12 MiB: half of it for the address, whose messages would take 30 MiB.
+    let config = Config::default().with_loopback_tenants(true).with_max_host_memory((SESSIONS + 1) * base + (12 << 20));
+    let server = TestServer::start(config);
+    let unfinished = || {
+        let mut client = Client::connect_from([127, 0, 0, 2], server.addr).exchange_hello(CLIENT_VERSION);
+        client.write(&RequestHeader { command: RpcCommand::GraphCompute, size: LARGE_MESSAGE as u64 }.encode());
+        client.write(&vec![0; 300 << 10]);
+        client
+    };
+    let clients: Vec<_> = (0..SESSIONS).map(|_| unfinished()).collect();
+    eventually("the address has its part", || {
+        // Sessions that wait for long end each other's messages, so that there may be fewer.
+        let bases = server.handle.connections() as u64 * base;
+        server.handle.host_memory().used >= bases + (4 << 20)
+    });
+    let mut other = Client::connect_from([127, 0, 0, 3], server.addr).exchange_hello(CLIENT_VERSION);
+    let memory = other.alloc(0, 64);
+    let (nodes, tensors) = graph(&memory, 2000);
+    other.set_floats(&tensors[2000], &[1.0, 2.0, 3.0, 4.0]);
+    other.set_floats(&tensors[2001], &[0.5; 4]);
+    other.compute_graph(0, &nodes, &tensors);
+    assert_eq!(other.get_floats(&tensors[1]), [1.5, 2.5, 3.5, 4.5]);
+    drop(clients);
 }
 
 #[test]

@@ -71,7 +71,8 @@ impl AcceptLoop {
                 return logs.log(peer, LogKind::RejectedHandshake, text);
             }
         };
-        let memory = self.control.host_memory.connect();
+        let aborter = connection.aborter();
+        let memory = self.control.host_memory.connect(move || aborter.abort());
         let (context, policy, serves_http) =
             (Arc::clone(&self.context), self.policy.clone(), self.http == HttpUse::Shared);
         self.spawn_connection_thread("session", peer, move || {

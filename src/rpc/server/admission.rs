@@ -297,7 +297,7 @@ impl SessionPermit {
             return Err(Refusal::Draining);
         }
         let connection = self.admission.tenants.reserve(peer, Resource::Connections).map_err(Refusal::Full)?;
-        memory.reserve_base().map_err(Refusal::FullMemory)?;
+        memory.reserve_base(self.admission.tenants.host_memory(peer)).map_err(Refusal::FullMemory)?;
         session.connection = Some(connection);
         state.pending.remove(self.key);
         Ok(())

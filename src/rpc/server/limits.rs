@@ -44,8 +44,8 @@ pub struct Config {
     /// devices, except loopback. `None`: the total memory of the devices.
     pub max_memory_per_address: Option<u64>,
     /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared
-    /// graphs, replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of
-    /// it.
+    /// graphs, replies, staged uploads, transfers, bookkeeping. The sessions of one key or address may hold as much as stays
+    /// free, so at most half of it; at loopback, each session may.
     pub max_host_memory: u64,
     /// Maximum number of threads for transfers and groups between servers; a quarter of it for one key or address. A session from loopback may
     /// have a quarter.

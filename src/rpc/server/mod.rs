@@ -21,7 +21,7 @@
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
 //! log_limits                          limits the log lines that clients cause
 //! folder                              opens the files of the cache and of the models by their folder's handle
-//! host_memory                         budget of the host memory that clients cause
+//! host_memory                         budget of the host memory that clients cause, by tenants and their sessions
 //! thread_budget                       limit of the threads of transfers
 //! hangup_watch                        aborts the work of clients that have gone
 //! device_watch                        ends the server when a device is lost

@@ -1,12 +1,12 @@
 //! Tenants: limits per client, by its key or address, on connections, handshakes, queues, large buffers, threads of transfers,
-//! device memory and its mappings, beside those of the process, so that one host cannot take the whole server.
+//! device and host memory, and memory mappings, beside those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a
 //! network, so a host could use 2^64 addresses of its own. A connection counts as a handshake of its address until HELLO is
 //! complete, and then as a connection of its key or address. The list of keys may have limits of a key (`KeyLimits`), which replace those
 //! that each tenant has, also while the key has sessions. The limits here do not apply to loopback, unless
 //! `Config::loopback_tenants` is set: a proxy or a tunnel on this machine brings the clients of many hosts from one address.
-//! For mappings, threads of transfers and turns on CPU devices, each session from loopback is a tenant of its own. The same
+//! For mappings, host memory, threads of transfers and turns on CPU devices, each session from loopback is a tenant of its own. The same
 //! holds for transports without IP addresses.
 
 use std::collections::HashMap;
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 use super::allowed_keys::{KeyLimits, ServerKeys};
+use super::host_memory::TenantHostMemory;
 use super::limits::Config;
 use super::thread_budget::ThreadBudget;
 use crate::device::{DEFAULT_SHARE, DeviceKind, MemoryBudget};
@@ -97,6 +98,8 @@ struct TenantUse {
     memory: Arc<MemoryBudget>,
     /// Threads of transfers of all its sessions.
     threads: Arc<ThreadBudget>,
+    /// Host memory of all its sessions.
+    host_memory: Arc<TenantHostMemory>,
 }
 
 impl TenantUse {
@@ -104,7 +107,8 @@ impl TenantUse {
     /// it: a client that connects again must not get new budgets while anything holds the old ones. Each reservation holds its
     /// budget.
     fn is_unused(&self) -> bool {
-        self.used == [0; RESOURCES] && Arc::strong_count(&self.memory) == 1 && self.threads.is_unused()
+        let is_held = Arc::strong_count(&self.memory) > 1 || Arc::strong_count(&self.host_memory) > 1;
+        self.used == [0; RESOURCES] && !is_held && self.threads.is_unused()
     }
 }
 
@@ -397,6 +401,14 @@ impl Tenants {
         }
     }
 
+    /// The host memory of the tenant of `peer`. Without a tenant, the session is one of its own.
+    pub(super) fn host_memory(&self, peer: PeerAddr) -> Arc<TenantHostMemory> {
+        match self.tenant(peer) {
+            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).host_memory),
+            None => TenantHostMemory::of_session(),
+        }
+    }
+
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
     pub(super) fn memory_budget(&self, peer: PeerAddr) -> Option<Arc<MemoryBudget>> {
         let tenant = self.tenant(peer)?;
@@ -416,7 +428,8 @@ impl Tenants {
                 Tenant::Key(_) => "a key",
                 Tenant::Address(_) => "an address",
             };
-            TenantUse { used: [0; RESOURCES], memory, threads: ThreadBudget::quarter_of(&self.threads, subject) }
+            let threads = ThreadBudget::quarter_of(&self.threads, subject);
+            TenantUse { used: [0; RESOURCES], memory, threads, host_memory: TenantHostMemory::new() }
         };
         state.by_tenant.entry(tenant).or_insert_with(new)
     }

@@ -296,8 +296,15 @@ impl ClientConnection {
     /// memory is short, no more bytes are read, which is backpressure on the client.
     ///
     /// # Errors
-    /// Of the connection, or if the host memory is not available in time.
+    /// Of the connection, or if the host memory is not available in time, or is needed for others.
     pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut BodyBuffer) -> Result<&'a [u8], ReadBodyError> {
+        let _unfinished = self.memory.begin_message(len);
+        // An eviction closes the connection, so that the read fails.
+        let read = self.read_into_body(len, into).map_err(|e| self.memory.eviction().map_or(e, ReadBodyError::Memory));
+        read.map(|()| into.message(len))
+    }
+
+    fn read_into_body(&mut self, len: usize, into: &mut BodyBuffer) -> Result<(), ReadBodyError> {
         let mut have = 0;
         while have < len {
             if into.bytes_mut().len() == have {
@@ -307,7 +314,7 @@ impl ClientConnection {
             self.read_exact(&mut into.bytes_mut()[have..until])?;
             have = until;
         }
-        Ok(into.message(len))
+        Ok(())
     }
 
     /// Reads and discards the next `len` bytes of a message.
