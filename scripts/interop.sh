@@ -5,12 +5,13 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 Usage: scripts/interop.sh [generate] [OPTION...]
-       scripts/interop.sh conformance|backend-ops|archs|chat-templates [OPTION...]
+       scripts/interop.sh starts|conformance|backend-ops|archs|chat-templates [OPTION...]
 
 Runs llama.cpp's clients on our rpc-server and compares their results with llama.cpp's local CPU. The client is compiled first
 if necessary (scripts/venv.sh --help).
 
   generate     runs examples/generate instead, and compares its tokens with llama.cpp's
+  starts       clients start one after the other on servers with default options, which must learn the clients' version
   conformance  thousands of small graphs, each on our server and on ggml's CPU backend
   backend-ops  ggml's own tests of the ops, about 14,000 cases, on our server; not part of CI
   archs        llama.cpp's own test of all architectures on our server; not part of CI
@@ -23,7 +24,7 @@ if necessary (scripts/venv.sh --help).
   --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test (not with generate)
   -h, --help   this text
 
-The last four modes have options of their own: scripts/interop.sh MODE --help. The tests of backend-ops and archs are compiled
+The last five modes have options of their own: scripts/interop.sh MODE --help. The tests of backend-ops and archs are compiled
 from the source archive of llama-cpp-python, which pip fetches (77 MB, once), against the client's libraries: a minute each. The
 templates are in the same archive.
 
@@ -34,14 +35,14 @@ TEXT
 
 mode=interop
 case ${1-} in
-    generate | conformance | backend-ops | archs | chat-templates)
+    generate | starts | conformance | backend-ops | archs | chat-templates)
         mode=$1
         shift
         ;;
 esac
 options=()
 versions=
-if [[ $mode == conformance || $mode == backend-ops || $mode == archs || $mode == chat-templates ]]; then
+if [[ $mode == starts || $mode == conformance || $mode == backend-ops || $mode == archs || $mode == chat-templates ]]; then
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
     python=$(scripts/venv.sh)
     [[ $mode != chat-templates ]] || exec "$python" tests/interop/test_chat_templates.py "$@"

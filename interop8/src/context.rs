@@ -10,7 +10,7 @@ use crate::{Error, Model};
 /// Options of a context.
 #[derive(Debug, Clone, Copy)]
 pub struct ContextOptions {
-    /// Length of the context in tokens.
+    /// Length of the context in tokens; 0: the length for which the model was trained.
     pub tokens: u32,
     /// Threads of the CPU of this process.
     pub threads: i32,
@@ -18,6 +18,24 @@ pub struct ContextOptions {
     pub kv_on_device: bool,
     /// Flash attention: `None` if llama.cpp decides.
     pub flash_attention: Option<bool>,
+}
+
+impl ContextOptions {
+    /// The parameters that llama.cpp's functions take.
+    pub(crate) fn params(&self) -> sys::llama_context_params {
+        // SAFETY: no arguments.
+        let mut params = unsafe { sys::llama_context_default_params() };
+        params.n_ctx = self.tokens;
+        params.n_threads = self.threads;
+        params.n_threads_batch = self.threads;
+        params.offload_kqv = self.kv_on_device;
+        params.flash_attn_type = match self.flash_attention {
+            None => sys::LLAMA_FLASH_ATTN_TYPE_AUTO,
+            Some(false) => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+            Some(true) => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        };
+        params
+    }
 }
 
 /// A KV cache and everything else that evaluating a model needs.
@@ -32,17 +50,7 @@ pub struct Context<'m> {
 impl<'m> Context<'m> {
     /// A context with an empty cache.
     pub fn new(model: &'m Model, options: &ContextOptions) -> Result<Self, Error> {
-        // SAFETY: no arguments.
-        let mut params = unsafe { sys::llama_context_default_params() };
-        params.n_ctx = options.tokens;
-        params.n_threads = options.threads;
-        params.n_threads_batch = options.threads;
-        params.offload_kqv = options.kv_on_device;
-        params.flash_attn_type = match options.flash_attention {
-            None => sys::LLAMA_FLASH_ATTN_TYPE_AUTO,
-            Some(false) => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
-            Some(true) => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
-        };
+        let params = options.params();
         // SAFETY: the model is loaded and outlives the context, by the lifetime `'m`.
         let raw = unsafe { sys::llama_init_from_model(model.raw(), params) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::new("llama.cpp cannot create a context"))?;

@@ -4,6 +4,7 @@ mod args;
 mod context;
 mod devices;
 mod error;
+mod fit;
 mod log;
 mod model;
 

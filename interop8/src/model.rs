@@ -6,7 +6,8 @@ use std::ptr::{self, NonNull};
 use llama_cpp_sys_4 as sys;
 
 use crate::devices::c_string;
-use crate::{Device, Error};
+use crate::fit::FittedModel;
+use crate::{ContextOptions, Device, Error};
 
 /// How llama.cpp splits a model over devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,13 +49,24 @@ pub struct Model {
     raw: NonNull<sys::llama_model>,
     /// Shares of the devices, to which llama.cpp keeps a pointer. Dropped after the model is freed.
     _shares: Vec<f32>,
+    /// The end of the list of tensors with a buffer type of their own, likewise.
+    _overrides: Vec<sys::llama_model_tensor_buft_override>,
 }
 
 impl Model {
+    /// Loads a GGUF file onto all devices in ggml's registry as llama.cpp's programs do: it first fits the parameters to the
+    /// devices' free memory. Sets the length of the context if it is 0.
+    pub fn load_fitted(path: &Path, context: &mut ContextOptions) -> Result<Self, Error> {
+        let text = c_string(&path.to_string_lossy())?;
+        let FittedModel { params, shares, overrides } = FittedModel::new(path, context)?;
+        // SAFETY: `text` is NUL-terminated and outlives the call; the model keeps the arrays to which the parameters point.
+        let raw = unsafe { sys::llama_model_load_from_file(text.as_ptr(), params) };
+        Self::new(raw, path, shares, overrides)
+    }
+
     /// Loads a GGUF file.
     pub fn load(path: &Path, placement: &Placement) -> Result<Self, Error> {
-        let name = path.to_string_lossy();
-        let text = c_string(&name)?;
+        let text = c_string(&path.to_string_lossy())?;
         // SAFETY: no arguments.
         let max_devices = unsafe { sys::llama_max_devices() };
         if placement.devices.len() > max_devices || placement.shares.len() > placement.devices.len() {
@@ -80,8 +92,18 @@ impl Model {
         // SAFETY: `text` is NUL-terminated; `devices` ends with a null; `shares` has llama.cpp's maximum number of elements.
         // All outlive the call. Under a tensor split llama.cpp reads the shares also later, so the model keeps them.
         let raw = unsafe { sys::llama_model_load_from_file(text.as_ptr(), params) };
-        let raw = NonNull::new(raw).ok_or_else(|| Error::new(format!("{name}: llama.cpp cannot load it")))?;
-        Ok(Self { raw, _shares: shares })
+        Self::new(raw, path, shares, Vec::new())
+    }
+
+    fn new(
+        raw: *mut sys::llama_model,
+        path: &Path,
+        shares: Vec<f32>,
+        overrides: Vec<sys::llama_model_tensor_buft_override>,
+    ) -> Result<Self, Error> {
+        let raw =
+            NonNull::new(raw).ok_or_else(|| Error::new(format!("{}: llama.cpp cannot load it", path.display())))?;
+        Ok(Self { raw, _shares: shares, _overrides: overrides })
     }
 
     /// The handle that llama.cpp's functions take.

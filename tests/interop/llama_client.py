@@ -27,26 +27,59 @@ import numpy as np
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml type numbers
 
 
-def add_servers(endpoints: list[str]) -> None:
-    """Register every device of `endpoints` with ggml, so that the next model can use them."""
-    lib = os.path.join(os.path.dirname(llama_cpp.__file__), "lib")
-    # libllama links against the .so.0 names; the plain .so files are copies that would load twice.
-    ggml = ctypes.CDLL(os.path.join(lib, "libggml.so.0"))
-    rpc = ctypes.CDLL(os.path.join(lib, "libggml-rpc.so.0"))
+def library(name: str) -> ctypes.CDLL:
+    """One of the client's libraries. libllama links against the .so.0 names; the plain .so files are copies that would load
+    twice.
+    """
+    return ctypes.CDLL(os.path.join(os.path.dirname(llama_cpp.__file__), "lib", f"lib{name}.so.0"))
+
+
+def add_servers(endpoints: list[str]) -> list[int]:
+    """Register every device of `endpoints` with ggml, so that the next model can use them. Returns the devices."""
+    ggml, base, rpc = library("ggml"), library("ggml-base"), library("ggml-rpc")
     rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
     rpc.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
     ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
+    base.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
+    base.ggml_backend_reg_dev_count.argtypes = [ctypes.c_void_p]
+    base.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
+    base.ggml_backend_reg_dev_get.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    devices = []
     for endpoint in endpoints:
         registry = rpc.ggml_backend_rpc_add_server(endpoint.encode())
         if not registry:
             sys.exit(f"no RPC server at {endpoint}")
         ggml.ggml_backend_register(registry)
+        devices += [base.ggml_backend_reg_dev_get(registry, i) for i in range(base.ggml_backend_reg_dev_count(registry))]
+    return devices
+
+
+def measure(model: str, devices: list[int]) -> None:
+    """Load a model without memory and free it again, as llama.cpp's programs do before they load it (`-fit`, on by default).
+
+    Their `common_fit_params` is not in the package. This opens the same connections in the same order, and sends the same
+    commands, as `common_fit_params` if the model fits and no parameter changes.
+    """
+    memory = library("ggml-base").ggml_backend_dev_memory
+    memory.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]
+    params = llama_cpp.llama_model_default_params()
+    params.no_alloc = True
+    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    loaded = llama_cpp.llama_model_load_from_file(model.encode(), params)
+    context = llama_cpp.llama_init_from_model(loaded, llama_cpp.llama_context_default_params())
+    if not context:
+        sys.exit(f"{model}: llama.cpp cannot measure it")
+    for device in devices * 2:  # once for the decision and once for a table in the log
+        memory(device, ctypes.byref(ctypes.c_size_t()), ctypes.byref(ctypes.c_size_t()))
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(loaded)
 
 
 def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarray]:
     """Returns the report and the prompt's logits, f64 [tokens, vocab]."""
-    if endpoints:
-        add_servers(endpoints)
+    devices = add_servers(endpoints) if endpoints else []
+    if args.fit:
+        measure(args.model, devices)
     start = time.perf_counter()
     model = llama_cpp.Llama(
         args.model,
@@ -115,6 +148,7 @@ def main() -> None:
     p.add_argument("--reference", help="compare with this file, written by --save of a local run")
     p.add_argument("--save", help="write logits and tokens to this .npz file")
     p.add_argument("--max-nmse", type=float, default=1e-3)
+    p.add_argument("--fit", action="store_true", help="first measure the memory that the model needs, as llama-server does")
     p.add_argument("--prompt", type=int, default=64, help="prompt length in tokens")
     p.add_argument("--seed", type=int, default=0, help="seed of the prompt")
     p.add_argument("--generate", type=int, default=16, help="tokens to decode")

@@ -16,6 +16,8 @@ object: load_s, prompt_tok_s, gen_tok_s, vocab, tokens (evaluated behind the pro
 that had the largest logit).
 
   --rpc A[,B]           servers (HOST:PORT, loopback only) whose devices hold all layers (default: none, only this CPU)
+  --fit                 fit the parameters to the devices' free memory, as llama.cpp's programs do unless told not to; without the
+                        options of the placement
   --split MODE          none, layer or tensor (default layer)
   --tensor-split N,M    share of each device (default: by free memory)
   --no-kv-offload       keep the KV cache in the memory of this process
@@ -23,7 +25,7 @@ that had the largest logit).
   --tokens LIST         the prompt, at most 512 tokens
   --generate N          number of tokens to evaluate behind the prompt (default 16)
   --forced LIST         the first of these tokens (default: all are greedy)
-  --context N           length of the context (default 1024)
+  --context N           length of the context (default 1024; 0: that for which the model was trained)
   --threads N           threads of this CPU (default 1)
   --logits-out FILE     write the logits of all tokens as raw f32, a row per token: prompt first
   --barrier             print `ready` when the model is loaded, wait for a line on stdin, print `token N` after each
@@ -46,7 +48,7 @@ const WITH_VALUE: [&str; 11] = [
 ];
 
 fn main() -> ExitCode {
-    match run(&Args::from_env(USAGE, &WITH_VALUE, &["--no-kv-offload", "--barrier", "--verbose"])) {
+    match run(&Args::from_env(USAGE, &WITH_VALUE, &["--fit", "--no-kv-offload", "--barrier", "--verbose"])) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("llama8-client: {e}");
@@ -59,8 +61,11 @@ fn run(args: &Args) -> Result<(), Error> {
     init_log(args.has("--verbose"));
     let prompt: Vec<i32> = args.numbers("--tokens")?;
     let start = Instant::now();
-    let model = Model::load(Path::new(args.required("--model")?), &placement(args)?)?;
-    let mut context = Context::new(&model, &context_options(args)?)?;
+    let path = Path::new(args.required("--model")?);
+    let (placement, mut options) = (placement(args)?, context_options(args)?);
+    let model =
+        if args.has("--fit") { Model::load_fitted(path, &mut options)? } else { Model::load(path, &placement)? };
+    let mut context = Context::new(&model, &options)?;
     let load_s = start.elapsed().as_secs_f64();
     let barrier = args.has("--barrier");
     if barrier {
