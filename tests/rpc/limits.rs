@@ -74,7 +74,8 @@ fn a_client_is_served_beside_500_silent_connections() {
         let mut second = Client::connect(&server);
         // The handshake of `second` has closed one more.
         assert_eq!(open_positions(&silent, 127), (500 - 127..500).collect::<Vec<_>>());
-        [&mut first, &mut second].map(Client::assert_alive);
+        first.assert_alive();
+        second.assert_alive();
         eventually("the threads of the others have ended", || server.handle.connections() == 2 + 127);
         assert_eq!(silent.iter().flat_map(Client::warnings).count(), 500 - 127, "each has its line in the log");
     }
