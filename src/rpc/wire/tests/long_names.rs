@@ -87,3 +87,17 @@ fn every_message_with_a_record_shows_its_length() {
     }
     assert_eq!(with_records, 20 * 11, "messages with a record");
 }
+
+/// A part of a tensor with a long name, sent first, is written as if its record were of the usual length. Requests with long records
+/// must not follow, or the client would compute with what was written.
+#[test]
+fn an_upload_decides_the_length_of_later_records() {
+    let codec = VersionCodec::for_version(Version { major: 8, minor: 0, patch: 0 }).unwrap();
+    let mut detector = VersionDetector::new(codec, []);
+    detector.observe_header(RpcCommand::SetTensor as u8, 1000);
+    let start = vec![0; detector.upload_start_len(RpcCommand::SetTensor)];
+    detector.observe_upload(RpcCommand::SetTensor, &start, 1000);
+    detector.observe_header(RpcCommand::GetTensor as u8, (TENSOR_RECORD + MAX_NAME + 16) as u64);
+    assert_eq!(detector.codec(), codec);
+    assert!(codec.body_len(RpcCommand::GetTensor, (TENSOR_RECORD + MAX_NAME + 16) as u64, &LIMITS).is_err());
+}

@@ -173,6 +173,10 @@ impl VersionDetector {
                 self.candidates.retain(|codec| codec.has_long_names() || fits(codec));
             }
         }
+        // An upload is written by the codec that is assumed now: requests with records of another length must not follow it, since
+        // what was written would be wrong for them.
+        let is_long = self.codec().has_long_names();
+        self.retain(|codec| codec.has_long_names() == is_long);
     }
 
     /// Bytes of an upload's body that [`VersionDetector::observe_upload`] needs; 0 if it would tell nothing.
