@@ -44,13 +44,21 @@ pub(super) fn serve(
     let watch = server.hangup_watch.add_session(connection.aborter());
     let audit = server.statistics.add_session(end.peer());
     permit.set_watch(&watch, &audit);
-    let waits = Arc::clone(&memory);
+    let (waits, charged) = (Arc::clone(&memory), Arc::clone(&memory));
     let canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
     // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
     let served = catch_unwind(AssertUnwindSafe(|| {
         serve_requests(server, connection, (&permit, memory), (policy, serves_http), &watch, &audit)
     }));
     let peer = end.peer();
+    // The end of the connection causes other errors too, which are not the reason.
+    let eviction = charged.eviction();
+    let is_evicted = eviction.is_some();
+    drop(charged);
+    let served = match (served, eviction) {
+        (Ok(Ok(Served::Session) | Err(_)), Some(eviction)) => Ok(Err(SessionFailure::new(None, eviction))),
+        (served, _) => served,
+    };
     let (reason, failure) = match served {
         Ok(Ok(Served::Http(connection, received))) => {
             drop((canceller, watch, audit, permit));
@@ -67,7 +75,7 @@ pub(super) fn serve(
         Ok(_) if permit.is_aborted() => (EndReason::KeyChanged, None),
         Ok(Ok(Served::Session)) if watch.has_hung_up() => (EndReason::ClientGone, None),
         Ok(Ok(Served::Session)) => (audit.reason_of_close(), None),
-        Ok(Err(failure)) if watch.has_hung_up() => {
+        Ok(Err(failure)) if watch.has_hung_up() && !is_evicted => {
             debug!("{peer}: disconnected, and its work was aborted: {failure}");
             (EndReason::ClientGone, None)
         }

@@ -33,9 +33,13 @@ impl HostMemory {
             missing = ending.iter().fold(missing, |missing, session| missing.saturating_sub(session.charged()));
             let is_victim = |session: &&Arc<SessionAccount>| {
                 let holds_more = if is_own_tenant { session.charged() > own } else { session.of_tenant() > of_tenant };
-                holds_more && session.has_unfinished_message()
+                holds_more && session.charged() > 0 && session.has_unfinished_message()
             };
             let mut victims: Vec<_> = others.into_iter().filter(is_victim).collect();
+            // Ending sessions that do not suffice would help nobody.
+            if victims.iter().map(|victim| victim.charged()).sum::<u64>() < missing {
+                continue;
+            }
             victims.sort_by_key(|session| Reverse((session.of_tenant(), session.charged())));
             for victim in victims {
                 if missing == 0 {
