@@ -33,6 +33,12 @@ use super::{control, fail, hangup, log_writer, lost_device};
 /// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a worker may take to end by itself, without a heartbeat: the kernel writes a core dump, or frees its memory.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Most messages of the worker between two looks at signals and limits of time.
+const MAX_MESSAGES: usize = 256;
+
 /// How long after the end of its grace period (`--drain`) a worker is killed. A worker that works needs up to 10 s, for sessions
 /// that are blocked on a device; one that is stopped or hangs would not end at all.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
@@ -133,6 +139,21 @@ struct Worker {
     ready: Option<Instant>,
     /// From when it is ready on.
     heartbeat: Option<Heartbeat>,
+    /// When it was first found to send no heartbeat because the kernel is ending it.
+    ending: Option<Instant>,
+}
+
+impl Worker {
+    /// A worker that has just been started.
+    fn new(pid: Pid, link: Option<UnixStream>) -> Worker {
+        Worker { pid, link, started: Instant::now(), ready: None, heartbeat: None, ending: None }
+    }
+}
+
+/// Whether the kernel is ending the process: it writes a core dump, or frees its memory, and all its threads have stopped.
+fn is_ending(pid: Pid) -> bool {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    std::fs::read_to_string(path).is_ok_and(|status| status.contains("CoreDumping:\t1") || !status.contains("VmSize:"))
 }
 
 /// How the program ends.
@@ -180,7 +201,7 @@ impl Supervisor {
                     return Ok(status);
                 }
             }
-            self.read_link();
+            self.read_link(MAX_MESSAGES);
             self.check_heartbeat(Instant::now());
             self.forward_hangup();
             self.signals.drain_child();
@@ -295,11 +316,11 @@ impl Supervisor {
         self.end = Some(End::Kill { status, until: Instant::now() + KILL_TIMEOUT });
     }
 
-    /// Handles the messages of the worker.
-    fn read_link(&mut self) {
-        while let Some(worker) = &mut self.worker
-            && let Some(mut link) = worker.link.as_ref()
-        {
+    /// Handles at most so many messages of the worker: one that an attacker has taken over may send them without end.
+    fn read_link(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(worker) = &mut self.worker else { return };
+            let Some(mut link) = worker.link.as_ref() else { return };
             let mut message = [0];
             match link.read(&mut message) {
                 Ok(1) if message == [control::SOCKETS] => {
@@ -333,6 +354,9 @@ impl Supervisor {
         if let (Some(worker), None) = (&mut self.worker, &self.end)
             && worker.heartbeat.as_mut().is_some_and(|heartbeat| heartbeat.has_stopped(now))
         {
+            if is_ending(worker.pid) && now < *worker.ending.get_or_insert(now) + END_TIMEOUT {
+                return;
+            }
             // Said and done once: a process that is blocked in a driver does not end at once.
             worker.heartbeat = None;
             error!("supervisor: worker {} has stopped: it sends no heartbeat. It is killed", worker.pid);
@@ -385,8 +409,8 @@ impl Supervisor {
                 debug!("supervisor: reaped process {pid}, which is not the worker");
                 continue;
             }
-            // A worker that was ready and died at once has left its message.
-            self.read_link();
+            // A worker that was ready and died at once has left its message. It sends no more of them.
+            self.read_link(usize::MAX);
             if let Some(worker) = self.worker.take()
                 && let Some(status) = self.after_death(&worker, Death::of(status))
             {
@@ -445,7 +469,7 @@ fn spawn_worker() -> io::Result<Worker> {
         .stdin(Stdio::from(OwnedFd::from(worker_end)));
     let child = hangup::while_blocked(|| command.spawn())?;
     let (pid, link) = (Pid::from_child(&child), Some(supervisor_end));
-    Ok(Worker { pid, link, started: Instant::now(), ready: None, heartbeat: None })
+    Ok(Worker::new(pid, link))
 }
 
 /// The file of this program. On Linux the link to the running program: its file may have been replaced by another version.

@@ -34,7 +34,7 @@ fn a_worker_that_does_not_drain_in_time_is_killed() {
     kill_process(pid, Signal::STOP).expect("a process");
     // Of two pending signals, SIGTERM would come first.
     rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
-    let mut supervisor = supervisor(Some(Worker { pid, link: None, started: now, ready: Some(now), heartbeat: None }));
+    let mut supervisor = supervisor(Some(Worker { ready: Some(now), ..Worker::new(pid, None) }));
     assert_eq!(supervisor.end_on(SIGTERM), None);
     assert_eq!(supervisor.run().expect("an exit status"), DRAIN_FAILED);
     assert!(now.elapsed() >= Duration::from_millis(50), "the worker was stopped, so it did not end by itself");
@@ -47,7 +47,7 @@ fn a_worker_without_a_heartbeat_is_killed() {
     let (pid, now) = (Pid::from_child(&child), Instant::now());
     let (ours, mut workers) = UnixStream::pair().expect("a pair");
     ours.set_nonblocking(true).expect("a socket");
-    let worker = Worker { pid, link: Some(ours), started: now, ready: None, heartbeat: None };
+    let worker = Worker::new(pid, Some(ours));
     let mut supervisor = Supervisor { has_served: false, ..supervisor(Some(worker)) };
     let hour = Duration::from_secs(3600);
     supervisor.check_heartbeat(now + hour);
@@ -55,7 +55,7 @@ fn a_worker_without_a_heartbeat_is_killed() {
     workers.write_all(&[control::READY]).expect("room");
     for passes in 1..5 {
         workers.write_all(&[control::BEAT]).expect("room");
-        supervisor.read_link();
+        supervisor.read_link(MAX_MESSAGES);
         supervisor.check_heartbeat(now + passes * hour);
     }
     kill_process(pid, Signal::STOP).expect("a process");
@@ -63,7 +63,7 @@ fn a_worker_without_a_heartbeat_is_killed() {
     let ended = |how| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | how);
     for passes in 5..8 {
         assert!(matches!(ended(WaitIdOptions::NOHANG), Ok(None)), "{passes}");
-        supervisor.read_link();
+        supervisor.read_link(MAX_MESSAGES);
         supervisor.check_heartbeat(now + passes * hour);
     }
     match ended(WaitIdOptions::empty()) {
@@ -74,11 +74,39 @@ fn a_worker_without_a_heartbeat_is_killed() {
     assert!(supervisor.end.is_none() && supervisor.has_served, "another one takes its place");
 }
 
+/// A worker that sends messages without end must not keep the supervisor from its signals.
+#[test]
+fn a_pass_handles_a_limited_number_of_messages() {
+    let (ours, mut workers) = UnixStream::pair().expect("a pair");
+    ours.set_nonblocking(true).expect("a socket");
+    let mut supervisor = supervisor(Some(Worker::new(rustix::process::getpid(), Some(ours))));
+    workers.write_all(&[control::BEAT; 3 * MAX_MESSAGES]).expect("room");
+    for left in [2, 1, 0] {
+        supervisor.read_link(MAX_MESSAGES);
+        let link = supervisor.worker.as_ref().and_then(|worker| worker.link.as_ref()).expect("it is open");
+        assert_eq!(rustix::io::ioctl_fionread(link).expect("a socket"), (left * MAX_MESSAGES) as u64);
+    }
+}
+
+/// A process without memory of its own has ended but for its entry, and sends no heartbeat.
+#[test]
+fn a_process_that_the_kernel_ends_is_told_from_one_that_has_stopped() {
+    assert!(!is_ending(rustix::process::getpid()));
+    let mut child = Command::new("true").spawn().expect("true");
+    let pid = Pid::from_child(&child);
+    let ended = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    // The supervisor of another test may have reaped it, and then there is no such process.
+    assert!(
+        ended.is_err() || is_ending(pid) || !std::path::Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists()
+    );
+    let _ = child.wait();
+}
+
 /// The status of the program when a worker ends, which may have been ready; `None` if another one starts.
 fn after_death(supervisor: &mut Supervisor, was_ready: bool, exit_code: Option<i32>) -> Option<u8> {
     let now = Instant::now();
     let (pid, ready) = (rustix::process::getpid(), was_ready.then_some(now));
-    let worker = Worker { pid, link: None, started: now, ready, heartbeat: None };
+    let worker = Worker { ready, ..Worker::new(pid, None) };
     let signal = exit_code.is_none().then_some(9);
     supervisor.after_death(&worker, Death { exit_code, signal })
 }
