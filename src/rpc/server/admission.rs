@@ -161,8 +161,13 @@ impl Admission {
         state.state()
     }
 
-    /// Number of sessions.
+    /// Number of sessions: connections whose handshake is complete.
     pub(super) fn session_count(&self) -> usize {
+        self.lock().sessions.values().filter(|session| session.connection.is_some()).count()
+    }
+
+    /// Number of open connections.
+    pub(super) fn connection_count(&self) -> usize {
         self.lock().sessions.len()
     }
 

@@ -490,9 +490,9 @@ impl ServerHandle {
         self.0.host_memory.info()
     }
 
-    /// Number of sessions, which is the number of accepted connections that are open.
+    /// Number of accepted connections that are open, whether or not their handshake is complete.
     pub fn connections(&self) -> usize {
-        self.0.lifecycle.session_count() as usize
+        self.0.admission.connection_count()
     }
 }
 

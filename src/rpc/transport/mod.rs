@@ -114,9 +114,10 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         Ok(true)
     }
 
-    /// Whether bytes of the transport's own handshake have arrived. Takes no lock.
-    fn has_begun_handshake(&self) -> bool {
-        false
+    /// Whether bytes have arrived, those of the transport's own handshake included. Unlike [`Transport::readable`], it may be
+    /// called beside the reader: it takes no lock and no bytes.
+    fn has_received(&self) -> bool {
+        self.readable()
     }
 
     /// Writes bytes from the front of `src`, which must not be empty, and returns how many. `None`: there is no room.
@@ -229,7 +230,7 @@ impl Aborter {
 
     /// Whether the peer has sent bytes that wait to be read, or some of the transport's own handshake, and has not hung up.
     pub(crate) fn has_sent(&self) -> bool {
-        (self.0.has_begun_handshake() || self.0.readable()) && !self.0.hung_up()
+        self.0.has_received() && !self.0.hung_up()
     }
 }
 

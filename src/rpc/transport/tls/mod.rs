@@ -295,8 +295,8 @@ impl Transport for TlsTransport {
         Ok(self.session()?.is_some() || self.closed.load(Ordering::Relaxed))
     }
 
-    fn has_begun_handshake(&self) -> bool {
-        self.has_begun.load(Ordering::Relaxed)
+    fn has_received(&self) -> bool {
+        self.has_begun.load(Ordering::Relaxed) || self.socket.has_received()
     }
 
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
