@@ -5,6 +5,7 @@
 //! mismatch of the Rust and the CUDA definition is found when the node is selected, not when it runs.
 #![allow(unsafe_code)]
 
+use super::access::{Access, KernelArguments};
 use super::context::DeviceContext;
 use super::driver::Gpu;
 use super::events::Stream;
@@ -12,7 +13,6 @@ use super::layout::PackedSpan;
 use super::modules::Function;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::{MAX_SRC, OpCode};
-use bytemuck::NoUninit;
 use cudarc::driver::{result, sys};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
@@ -123,6 +123,8 @@ pub(super) struct KernelLaunch {
     threads: [u32; 3],
     shared: u32,
     pub(super) pointers: Box<[Ptr]>,
+    /// The preconditions, until `access::check` has compared them with the operands.
+    pub(super) accesses: Vec<Access>,
     /// Bytes of the scalar arguments, which follow the pointers.
     scalars: Box<[u8]>,
 }
@@ -139,12 +141,12 @@ impl KernelLaunch {
         (stem, name): (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
-        scalars: &impl NoUninit,
+        arguments: &impl KernelArguments,
     ) -> Result<KernelLaunch, Unsupported> {
         let no = |reason: String| Unsupported { op, reason };
         let entry = find_entry(gpu.capability, stem, name)
             .ok_or_else(|| no(format!("no kernel {stem}/{name} for capability {}", gpu.capability)))?;
-        let scalars = bytemuck::bytes_of(scalars);
+        let scalars = bytemuck::bytes_of(arguments);
         let bytes = 8 * pointers.len() + scalars.len();
         if bytes != entry.arguments as usize || bytes > MAX_ARGUMENT_BYTES {
             let reason = format!("bug: {stem}/{name} takes {} bytes of arguments, not {bytes}", entry.arguments);
@@ -155,8 +157,10 @@ impl KernelLaunch {
         if x > i32::MAX as u64 || y > 65535 || z > 65535 {
             return Err(no(format!("a grid of {x} x {y} x {z} blocks")));
         }
+        let accesses = arguments.accesses(&grid).map_err(|rule| no(format!("{name} would access {rule}")))?;
         Ok(KernelLaunch {
             entry,
+            accesses,
             blocks: grid.blocks.map(|n| n as u32),
             threads: grid.threads,
             shared: grid.shared,

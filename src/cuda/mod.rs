@@ -32,6 +32,7 @@
 //! stream-ordered pool, pinned memory from an arena, and graphs are built from nodes. Every wait polls, and a stream without progress
 //! for [`CudaOptions::device_timeout`] means that the device is lost, as after a fault of a kernel or of the hardware.
 
+mod access;
 mod columns;
 mod commands;
 mod context;

@@ -43,7 +43,7 @@ struct OutcomeCounts {
     succeeded: usize,
 }
 
-fn ops() -> Vec<OpCode> {
+pub(crate) fn ops() -> Vec<OpCode> {
     OpCode::ALL.iter().copied().filter(|op| op.stem().is_some_and(|stem| stem != "view")).collect()
 }
 
@@ -109,15 +109,15 @@ struct TestDevices {
 const GPU: usize = 4;
 
 /// Contents of the buffers before a run, and the bytes that the run may change.
-struct CaseMemory {
+pub(crate) struct CaseMemory {
     before: Vec<Vec<u8>>,
     writable: Vec<Vec<bool>>,
     /// Whether the sources have values between -1 and 1, so that the results of different kernels can be compared.
-    plausible: bool,
+    pub(crate) plausible: bool,
 }
 
 impl CaseMemory {
-    fn new(graph: &Graph, generated: &FuzzGraph, rng: &mut Rng) -> CaseMemory {
+    pub(crate) fn new(graph: &Graph, generated: &FuzzGraph, rng: &mut Rng) -> CaseMemory {
         let (mut before, mut writable) =
             (vec![vec![0; generated.size]; SLOTS], vec![vec![false; generated.size]; SLOTS]);
         before.iter_mut().for_each(|bytes| rng.fill(bytes));
@@ -154,7 +154,7 @@ impl CaseMemory {
     }
 
     /// Slot and offset of a byte outside of the destinations that has changed.
-    fn unexpected_write(&self, after: &[Vec<u8>]) -> Option<(usize, usize)> {
+    pub(crate) fn unexpected_write(&self, after: &[Vec<u8>]) -> Option<(usize, usize)> {
         const CHUNK_BYTES: usize = 1024;
         for (slot, (before, after)) in self.before.iter().zip(after).enumerate() {
             for (piece, (was, is)) in before.chunks(CHUNK_BYTES).zip(after.chunks(CHUNK_BYTES)).enumerate() {
@@ -185,7 +185,7 @@ fn fill_plausible(memory: &mut [Vec<u8>], tensor: &Tensor, rng: &mut Rng) {
 }
 
 /// Calls `each` with slot and offset of each block of a placed tensor.
-fn each_block(tensor: &Tensor, mut each: impl FnMut(usize, usize)) {
+pub(crate) fn each_block(tensor: &Tensor, mut each: impl FnMut(usize, usize)) {
     let (ne, nb) = (tensor.desc.ne(), tensor.desc.nb());
     let Some(place) = tensor.place else { return };
     for i3 in 0..ne[3] {
@@ -274,24 +274,31 @@ fn without_device_name(e: DeviceError) -> DeviceError {
 
 /// Compares the results of vector kernels with those of the exact ones, if the destination has enough f32 values.
 fn check_accuracy(graph: &Graph, exact: &[Vec<u8>], fast: &[Vec<u8>], wrong: &dyn Fn(&str)) {
+    if let Some(nmse) = nmse_if_comparable(graph, exact, fast)
+        && nmse > 1e-2
+    {
+        wrong(&format!("the NMSE of the fast kernels is {nmse}, expected at most 0.01"));
+    }
+}
+
+/// The NMSE of the results of the first node, if its destination has enough f32 values, and those of `exact` are finite.
+pub(crate) fn nmse_if_comparable(graph: &Graph, exact: &[Vec<u8>], other: &[Vec<u8>]) -> Option<f64> {
     let dst = graph.tensor(graph.nodes()[0].dst).expect("a destination");
     if dst.desc.dtype() != DType::F32 || dst.desc.elements() < 64 {
-        return;
+        return None;
     }
     let (mut error, mut power) = (0.0, 0.0);
     each_block(dst, |slot, at| {
         let value = |m: &[Vec<u8>]| f64::from(f32::from_le_bytes(std::array::from_fn(|k| m[slot][at + k])));
-        let (x, y) = (value(exact), value(fast));
+        let (x, y) = (value(exact), value(other));
         error += (x - y) * (x - y);
         power += x * x;
     });
-    if power.is_finite() && error > 1e-2 * power {
-        wrong(&format!("the NMSE of the fast kernels is {}, expected at most 0.01", error / power));
-    }
+    power.is_finite().then(|| if error > 0.0 { error / power } else { 0.0 })
 }
 
 /// Upper bound of the multiplications of a graph.
-fn count_multiplications(graph: &Graph) -> usize {
+pub(crate) fn count_multiplications(graph: &Graph) -> usize {
     let of = |id| graph.tensor(id).map_or(0, |t| t.desc.elements());
     let nodes = graph.nodes().iter().map(|node| match node.op.code() {
         OpCode::MulMat | OpCode::MulMatId | OpCode::FlashAttnExt | OpCode::OutProd => {
@@ -363,13 +370,16 @@ fn check_no_overlap(graph: &Graph, wrong: &dyn Fn(&str)) {
 }
 
 /// Runs a graph on a device. Returns the outcome, and the contents of the buffers afterwards, also after a failure.
-fn run(device: &Arc<dyn Device>, graph: &Arc<Graph>, memory: &CaseMemory) -> (Result<(), DeviceError>, Vec<Vec<u8>>) {
+pub(crate) fn run(
+    device: &Arc<dyn Device>,
+    graph: &Arc<Graph>,
+    memory: &CaseMemory,
+) -> (Result<(), DeviceError>, Vec<Vec<u8>>) {
     let budget = MemoryBudget::new(64 << 20);
     let deadline = Some(Instant::now() + WATCHDOG);
     let buffers: Vec<_> =
         memory.before.iter().map(|b| device.alloc(b.len() as u64, &budget).expect("memory")).collect();
-    let queue = || device.queue(&budget).expect("a queue");
-    let mut first = queue();
+    let mut first = device.queue(&budget).expect("a queue");
     for (buffer, bytes) in buffers.iter().zip(&memory.before) {
         first.upload(buffer.whole(), None, UploadSource::Borrowed(bytes)).expect("an upload");
     }
@@ -379,8 +389,9 @@ fn run(device: &Arc<dyn Device>, graph: &Arc<Graph>, memory: &CaseMemory) -> (Re
         first.run(&program, &Arc::from(bindings))?;
         first.mark().wait(deadline)
     });
-    // A failed queue cannot be used any more.
-    let mut second = if outcome.is_ok() { first } else { queue() };
+    // A failed queue cannot be used any more, and a lost device has no other.
+    let second = if outcome.is_ok() { Ok(first) } else { device.queue(&budget) };
+    let Ok(mut second) = second else { return (outcome.map_err(without_device_name), memory.before.clone()) };
     let after = buffers.iter().map(|buffer| {
         let read = second.download(buffer.whole()).expect("a download");
         read.wait(deadline).expect("the memory's bytes")

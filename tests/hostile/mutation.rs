@@ -60,3 +60,30 @@ pub(crate) fn mutate(graph: &mut FuzzGraph, rng: &mut Rng) {
         _ => record.op = rng.u32(..103),
     }
 }
+
+/// Changes one word of a node's parameters, or one stride or offset by a few bytes: the numbers that become arguments of a kernel.
+pub(crate) fn mutate_parameter(graph: &mut FuzzGraph, rng: &mut Rng) {
+    let node = graph.node(rng);
+    let at = rng.usize(..graph.records.len());
+    match rng.u8(..6) {
+        0 => {
+            let record = &mut graph.records[at];
+            let d = rng.usize(..4);
+            record.nb[d] = record.nb[d].wrapping_add(rng.u32(1..=4));
+        }
+        1 => {
+            if let Some(place) = &mut graph.records[at].place {
+                place.offset = place.offset.wrapping_sub(rng.usize(1..=4));
+            }
+        }
+        _ => {
+            let word = &mut graph.records[node].params[rng.usize(..8)];
+            let values = [1, 2, 3, 5, 65_535, 65_536, -1, i32::MAX, i32::MIN, f32::NAN.to_bits() as i32, rng.i32(..)];
+            *word = match rng.u8(..4) {
+                0 => values[rng.usize(..values.len())],
+                1 => word.wrapping_mul(rng.i32(-1..4)),
+                _ => word.wrapping_add(rng.i32(-5..=5)),
+            };
+        }
+    }
+}

@@ -65,6 +65,40 @@ fn regions_are_written_and_added() {
     }
 }
 
+/// A region may start at any byte of dst, and its rows may lie at any distance: the elements of the region then straddle those of a.
+#[test]
+fn unaligned_regions_are_written_bytewise() {
+    for (accumulate, dtype, nb, offset) in [
+        (false, DType::F32, [32, 192, 0], 1),
+        (false, DType::F32, [32, 192, 0], 2),
+        (false, DType::F32, [33, 192, 0], 4),
+        (false, DType::F32, [32, 191, 0], 3),
+        (false, DType::I32, [32, 192, 0], 7),
+        (false, DType::F16, [15, 192, 0], 1),
+        (true, DType::F32, [32, 192, 0], 1),
+        (true, DType::F32, [32, 190, 0], 32),
+    ] {
+        let mut case = Case::new();
+        let a = case.leaf(dtype, [8, 6, 3, 1], &normal(4, 144));
+        let (bne, size) = ([3, 2, 2, 1], dtype.block_bytes());
+        let b = case.leaf(dtype, bne, &normal(5, 12));
+        let dst = case.b.node(Assign { accumulate, nb, offset, in_place: false }, &[Some(a), Some(b)]).unwrap();
+        let case = case.build();
+        let (mut want, added) = (case.bytes(a), case.bytes(b));
+        for (k, value) in added.chunks_exact(size).enumerate() {
+            let [i0, i1, i2, _] = index(bne, k);
+            let place = offset as usize + i0 * size + i1 * nb[0] as usize + i2 * nb[1] as usize;
+            let place = &mut want[place..][..size];
+            let float = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+            let sum = accumulate.then(|| (float(place) + float(value)).to_le_bytes());
+            place.copy_from_slice(sum.as_ref().map_or(value, |sum| sum));
+        }
+        for on in devices() {
+            assert!(case.run(on).bytes(dst) == want, "{accumulate} {dtype} {nb:?} {offset} {}", on.name);
+        }
+    }
+}
+
 /// Nothing is written: dst is a.
 #[test]
 fn an_empty_region_is_a_copy() {

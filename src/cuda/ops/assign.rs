@@ -2,7 +2,7 @@
 
 use super::concat::repeat_launch;
 use super::elementwise::block_counts;
-use super::{NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
 use crate::ops::assign::Assign;
 use crate::tensor::DIMS;
 use crate::tensor::DType::{F32, I32};
@@ -17,6 +17,13 @@ struct AssignArgs {
     region: [u64; DIMS],
     add: u32,
     pieces: u32,
+}
+
+impl KernelArguments for AssignArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let region = (0..DIMS).fold(Access::one(1).at(self.offset), |at, d| at.along(self.b.ne[d], self.region[d]));
+        Ok(vec![self.b.access(0), region])
+    }
 }
 
 pub(super) fn select(op: Assign, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

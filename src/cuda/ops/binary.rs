@@ -1,7 +1,7 @@
 //! Launches of ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
 
 use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs, block_shape};
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::OpCode;
 use crate::ops::binary::Binary;
 use crate::tensor::DType::{self, BF16, F16, F32};
@@ -27,6 +27,12 @@ struct BinaryArgs {
     padding: u32,
 }
 
+impl KernelArguments for BinaryArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.elementwise.accesses())
+    }
+}
+
 /// `struct BinaryAnyArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -34,6 +40,12 @@ struct BinaryAnyArgs {
     elementwise: ElementwiseAnyArgs,
     op: u32,
     padding: u32,
+}
+
+impl KernelArguments for BinaryAnyArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.elementwise.accesses())
+    }
 }
 
 pub(super) fn select(op: Binary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
@@ -82,6 +94,19 @@ struct AddIdArgs {
     wide: u32,
     code: u32,
     padding: u32,
+}
+
+impl KernelArguments for AddIdArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let rows = |pointer, nb: [u64; 2]| {
+            let row = Access::run(pointer, &[self.n]).along(self.used, nb[0]);
+            row.along(self.rows.div_ceil(self.used.max(1)), nb[1]).vectors(self.wide, 4)
+        };
+        let ids =
+            Access::one(2).along(self.used, self.ids_nb[0]).along(self.rows.div_ceil(self.used.max(1)), self.ids_nb[1]);
+        let b = Access::run(1, &[self.n]).along(self.experts, self.b_nb).vectors(self.wide, 4);
+        Ok(vec![rows(0, self.a_nb), b, ids, rows(3, self.d_nb)])
+    }
 }
 
 fn add_id(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

@@ -1,7 +1,7 @@
 //! Launches of CONCAT and REPEAT: kernels/concat.cu. Both copy dense runs of bytes into a loop nest of the destination.
 
 use super::elementwise::{LoopDim, block_counts, block_shape, broadcast_dims, merge_dims};
-use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::{Access, Grid, KernelArguments, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
 use crate::ops::concat::Concat;
 use crate::tensor::{DIMS, TensorDesc};
 use bytemuck::{Pod, Zeroable};
@@ -32,6 +32,18 @@ struct ConcatArgs {
     tile: u32,
     unit: u32,
     align: u32,
+}
+
+impl KernelArguments for ConcatArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let along = |access: Access, strides: &[u64; MAX_DIMS]| {
+            let loops = self.count.iter().zip(strides).take(self.dims as usize);
+            loops.fold(access, |access, (&count, &stride)| access.along(count, stride))
+        };
+        let repeats = Access::bytes(1, self.bytes).at(self.dst_at).along(self.repeats, self.repeat);
+        let source = if self.unit == 0 { Access::bytes(0, self.bytes) } else { Access::one(0) };
+        Ok(vec![along(source, &self.from), along(repeats, &self.to)])
+    }
 }
 
 pub(super) fn select(op: Concat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

@@ -2,7 +2,10 @@
 //! quantises and kernels/copy_from_blocks.cu dequantises.
 
 use super::rows::Ids;
-use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
+use super::{
+    Access, Grid, KernelArguments, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks,
+    suffix,
+};
 use crate::cuda::kernel::PackedLaunches;
 use crate::cuda::layout::PackedSpan;
 use crate::ops::copy::CopyOp;
@@ -54,6 +57,14 @@ struct LoopNest {
 }
 
 impl LoopNest {
+    /// The accesses of the loops around runs of x and y.
+    fn accesses(&self, [x, y]: [Access; 2]) -> Vec<Access> {
+        let along = |access: Access, strides: &[u64; DIMS]| {
+            self.count.iter().zip(strides).fold(access, |access, (&count, &stride)| access.along(count, stride))
+        };
+        vec![along(x, &self.x), along(y, &self.y)]
+    }
+
     /// `None` if there are more than four loops or a count exceeds 31 bits.
     fn of(loops: &[CopyLoop]) -> Option<LoopNest> {
         let mut nest = LoopNest { count: [1; DIMS], x: [0; DIMS], y: [0; DIMS] };
@@ -103,6 +114,16 @@ struct CopyRowsArgs {
     types: [u32; 2],
 }
 
+impl KernelArguments for CopyRowsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [from, to] = self.types;
+        // Runs of equal types are counted in bytes.
+        let run =
+            |pointer| if from == to { Access::bytes(pointer, self.run) } else { Access::elements(pointer, self.run) };
+        Ok(self.nest.accesses([run(0), run(1)]))
+    }
+}
+
 /// `struct TransposeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -112,6 +133,12 @@ struct TransposeArgs {
     types: [u32; 2],
     bytes: u32,
     padding: u32,
+}
+
+impl KernelArguments for TransposeArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.nest.accesses([Access::one(0), Access::one(1)]))
+    }
 }
 
 /// `struct CopyAnyArgs` of the file.
@@ -124,6 +151,14 @@ struct CopyAnyArgs {
     types: [u32; 2],
     bytes: u32,
     padding: u32,
+}
+
+impl KernelArguments for CopyAnyArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let blocks =
+            |pointer, Shape { ne, nb }: Shape| (0..DIMS).fold(Access::one(pointer), |at, d| at.along(ne[d], nb[d]));
+        Ok(vec![blocks(0, self.x), blocks(1, self.y)])
+    }
 }
 
 /// Side of a tile of copy_transpose, in elements.
@@ -220,6 +255,22 @@ struct CopyToBlocksArgs {
     mode: u32,
 }
 
+impl KernelArguments for CopyToBlocksArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [n, _, n2, n3] = self.x.ne;
+        let mut accesses = vec![self.x.access(0)];
+        match self.mode {
+            0 => accesses.push(Access::blocks(2, self.blocks)),
+            1 => accesses.push(self.y.access(2)),
+            _ => {
+                let rows = Access::shape(2, [n, self.list.rows, n2, n3], self.y.nb);
+                accesses.extend([self.list.access(1), self.list.claims_access(3), rows]);
+            }
+        }
+        Ok(accesses)
+    }
+}
+
 /// Destination of quantised blocks: `enum TargetMode` of the file.
 pub(super) enum BlockTarget {
     /// Contiguous.
@@ -262,6 +313,18 @@ struct CopyFromBlocksArgs {
     n: u64,
     dtype: u32,
     named: u32,
+}
+
+impl KernelArguments for CopyFromBlocksArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [n, _, n2, n3] = self.y.ne;
+        let y = self.y.access(2).of_type(self.dtype);
+        if self.named == 0 {
+            return Ok(vec![self.x.access(0), y]);
+        }
+        let table = Access::shape(0, [n, self.list.rows, n2, n3], self.x.nb);
+        Ok(vec![table, self.list.access(1), y])
+    }
 }
 
 /// The launch that dequantises source 0, whose shape is `xs`, into the destination, whose shape is `ys`: all blocks in order,

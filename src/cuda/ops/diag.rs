@@ -1,6 +1,6 @@
 //! Launches of DIAG, DIAG_MASK_INF, DIAG_MASK_ZERO and TRI: kernels/diag.cu.
 
-use super::{NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
 use crate::ops::diag::{Diag, Triangle};
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
@@ -15,6 +15,12 @@ struct DiagArgs {
     high: i64,
     outside: f32,
     pieces: u32,
+}
+
+impl KernelArguments for DiagArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::shape(0, self.y.ne, self.x.nb), self.y.access(1)])
+    }
 }
 
 pub(super) fn select(op: Diag, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

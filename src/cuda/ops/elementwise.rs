@@ -1,7 +1,7 @@
 //! Loop nests of element-wise ops and copies: merging of dimensions as far as the strides allow, block shapes, and the
 //! arguments of `elementwise` and `elementwise_any` in kernels/common/elementwise.cuh.
 
-use super::{Grid, NodeOnGpu, Shape, THREADS, Unsupported};
+use super::{Access, Grid, NodeOnGpu, Shape, THREADS, Unsupported};
 use crate::tensor::{DIMS, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
@@ -92,6 +92,17 @@ pub(super) struct ElementwiseArgs {
 }
 
 impl ElementwiseArgs {
+    /// The accesses of a, b and d, which are pointers 0 to 2.
+    pub(super) fn accesses(&self) -> Vec<Access> {
+        let rows = |pointer, n: u64, strides: [u64; 3]| {
+            let loops = self.count.into_iter().zip(strides);
+            let rows = loops.fold(Access::elements(pointer, n), |rows, (count, stride)| rows.along(count, stride));
+            rows.vectors(if n == 1 { 0 } else { self.wide }, 4)
+        };
+        let b = if self.dense_b != 0 { self.n } else { 1 };
+        vec![rows(0, self.n, self.a).at(self.at[0]), rows(1, b, self.b).at(self.at[1]), rows(2, self.n, self.d)]
+    }
+
     /// Arguments for the elements of d, with a and b starting `at` bytes behind their pointers. `None` if the rows are not
     /// dense as `elementwise` requires.
     pub(super) fn new(a: &TensorDesc, b: &TensorDesc, d: &TensorDesc, at: [u64; 2]) -> Option<(ElementwiseArgs, Grid)> {
@@ -160,6 +171,14 @@ pub(super) struct ElementwiseAnyArgs {
 }
 
 impl ElementwiseAnyArgs {
+    /// The accesses of a, b and d, which are pointers 0 to 2.
+    pub(super) fn accesses(&self) -> Vec<Access> {
+        let a = Access::shape(0, self.d.ne, self.a.nb).at(self.at[0]);
+        // b is broadcast to d, or has all of its elements and more: the first half of rows.
+        let b = std::array::from_fn(|d| self.b.ne[d].min(self.d.ne[d]));
+        vec![a, Access::shape(1, b, self.b.nb).at(self.at[1]), self.d.access(2)]
+    }
+
     /// Arguments for the elements of d, with a and b starting `at` bytes behind their pointers.
     pub(super) fn new(
         on: &NodeOnGpu<'_>,

@@ -2,7 +2,10 @@
 //! tensor cores, kernels/flash_attn.cu for GPUs without them and for other types and sizes.
 
 use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
-use super::{Grid, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
+use super::{
+    Access, Grid, KernelArguments, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product,
+    suffix,
+};
 use crate::cuda::kernel::{COUNTER_BYTES, QuantizingLaunch};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
@@ -68,6 +71,28 @@ struct FlashAttnArgs {
     padding: u32,
 }
 
+impl KernelArguments for FlashAttnArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let &FlashAttnArgs { qb, kb, vb, mb, dk, dv, tokens, heads, batches, positions, .. } = self;
+        let along = |access: Access, counts: [u32; 3], nb: [u64; 3]| {
+            counts.into_iter().zip(nb).fold(access, |access, (count, stride)| access.along(count, stride))
+        };
+        let heads_of = |per: u32| heads.checked_div(per).ok_or("heads without queries");
+        let rows = saturating_product(&[tokens, heads, batches]);
+        let parts = rows.saturating_mul(grid.blocks[1]);
+        Ok(vec![
+            along(Access::run(0, &[dk]), [tokens, heads, batches], qb),
+            along(Access::run(1, &[dk]), [positions, heads_of(self.per_k)?, batches], kb),
+            along(Access::run(2, &[dv]), [positions, heads_of(self.per_v)?, batches], vb),
+            along(Access::run(3, &[positions]), [tokens, self.mask_heads, self.mask_batches], mb),
+            Access::run(4, &[heads]),
+            Access::elements(5, rows.saturating_mul(dv.into())),
+            Access::bytes(6, parts.saturating_mul(4 * u64::from(dv.next_multiple_of(8)))),
+            Access::bytes(7, parts.saturating_mul(8)),
+        ])
+    }
+}
+
 /// `struct FlashAttnMergeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -81,9 +106,26 @@ struct FlashAttnMergeArgs {
     padding: u32,
 }
 
+impl KernelArguments for FlashAttnMergeArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let rows = grid.blocks[0];
+        let parts = rows.saturating_mul(self.parts.into());
+        Ok(vec![
+            Access::bytes(0, parts.saturating_mul(4 * u64::from(self.pitch))),
+            Access::bytes(1, parts.saturating_mul(8)),
+            Access::run(2, &[self.heads]),
+            Access::elements(3, rows.saturating_mul(self.dv.into())),
+            Access::bytes(4, self.stride.saturating_mul(rows / u64::from(self.heads.max(1)))),
+        ])
+    }
+}
+
 pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (q, k, v) = (on.src(0)?, on.src(1)?, on.src(2)?);
     let mask = on.node.srcs.get(3);
+    if k.is_empty() {
+        return Err(on.unsupported("no positions"));
+    }
     let convert = [k, v].iter().all(|t| t.dtype().can(Capability::Cuda));
     let floats = q.dtype() == DType::F32 && on.dst().dtype() == DType::F32;
     if !convert || !floats || mask.is_some_and(|mask| mask.dtype() != DType::F16) {

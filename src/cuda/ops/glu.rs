@@ -1,7 +1,7 @@
 //! Launches of GLU: kernels/glu.cu.
 
 use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs};
-use super::{NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::glu::{Glu, GluKind};
 use crate::tensor::DType;
 use crate::tensor::TensorDesc;
@@ -15,12 +15,24 @@ struct GluArgs {
     params: GluParams,
 }
 
+impl KernelArguments for GluArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.elementwise.accesses())
+    }
+}
+
 /// `struct GluAnyArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct GluAnyArgs {
     elementwise: ElementwiseAnyArgs,
     params: GluParams,
+}
+
+impl KernelArguments for GluAnyArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.elementwise.accesses())
+    }
 }
 
 /// `struct GluParams` of the file.

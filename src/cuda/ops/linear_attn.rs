@@ -1,6 +1,6 @@
 //! Launches of RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN and GATED_DELTA_NET: kernels/linear_attn.cu.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product};
 use crate::ops::linear_attn::LinearAttn;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
@@ -39,6 +39,30 @@ struct LinearAttnArgs {
     snapshots: u32,
     scale: f32,
     values: u32,
+}
+
+impl KernelArguments for LinearAttnArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let &LinearAttnArgs { size, heads, tokens, sequences, .. } = self;
+        let vectors = |pointer, at: &Vectors| {
+            if at.heads == 0 || at.shared_by == 0 {
+                return Err("vectors without a head");
+            }
+            let heads = Access::run(pointer, &[size]).along(at.heads.min(heads), at.head);
+            Ok(heads.along(tokens, at.token).along(sequences.div_ceil(at.shared_by), at.sequence))
+        };
+        let results = saturating_product(&[size, heads, tokens, sequences]);
+        let states = saturating_product(&[size, size, heads, sequences, self.snapshots.min(tokens)]);
+        // The other operands are contiguous, and have as many elements as the shape rule demands.
+        Ok(vec![
+            vectors(0, &self.q)?,
+            vectors(1, &self.k)?,
+            vectors(2, &self.v)?,
+            Access::run(3, &[self.decays, heads, tokens, sequences]),
+            Access::run(6, &[size, size, heads, sequences]),
+            Access::elements(7, results.saturating_add(states)),
+        ])
+    }
 }
 
 /// The entry's name before the number of keys, and the positions of q, k, v, decay, a and b.

@@ -35,15 +35,17 @@ mod unary;
 #[cfg(test)]
 mod kernel_constants;
 
+pub(super) use mul_mat::quantized_column_bytes;
 pub(super) use repack::{Repack, can_pack, repack_launch};
 
+use super::access::{self, Access, KernelArguments, saturating_product};
 use super::driver::Gpu;
 use super::kernel::{Grid, KernelLaunch, NodeLaunches, Ptr};
 use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::FusedOp;
-use crate::ops::{NodeView, Op, OpCode, for_each_family};
+use crate::ops::{MAX_SRC, NodeView, Op, OpCode, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
-use bytemuck::{NoUninit, Pod, Zeroable};
+use bytemuck::{Pod, Zeroable};
 
 /// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
 pub(super) const MIN_MMA_CAPABILITY: u32 = 80;
@@ -86,14 +88,19 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<NodeLaunches, Uns
         return Err(on.unsupported("a tensor that is not aligned to its elements"));
     }
     let op = node.op;
-    for_each_family!(select_family!(op on))
+    let mut launches = for_each_family!(select_family!(op on))?;
+    access::check(&mut launches, node).map_err(|reason| on.unsupported(reason))?;
+    Ok(launches)
 }
 
 /// Selects the launches for a fused group of nodes, if kernels exist.
 /// `view` has the operands of the group.
 pub(super) fn fused(op: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<NodeLaunches> {
     let on = NodeOnGpu { node: view, gpu };
-    match *op {
+    if (0..MAX_SRC).any(|i| view.srcs.get(i).is_some_and(TensorDesc::is_empty)) {
+        return None;
+    }
+    let mut launches = match *op {
         FusedOp::Norm { op, fusion } => norm::fused(op, fusion, &on),
         FusedOp::RopeSetRows { op, row } => rope::fused(op, row, &on),
         FusedOp::RopeCache { op, row, values, norms } => rope::fused_cache(op, row, (values, norms), &on),
@@ -101,7 +108,9 @@ pub(super) fn fused(op: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<Node
         FusedOp::ExpertSum => moe::expert_sum(&on),
         FusedOp::Products { biased, .. } => mul_mat_fused::products(biased, &on),
         FusedOp::GatedProduct(op) => mul_mat_fused::gated(&op, &on),
-    }
+    }?;
+    access::check(&mut launches, view).ok()?;
+    Some(launches)
 }
 
 /// A node and the GPU for which kernels are selected.
@@ -126,7 +135,7 @@ impl<'a> NodeOnGpu<'a> {
         entry: (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
-        args: &impl NoUninit,
+        args: &impl KernelArguments,
     ) -> Result<KernelLaunch, Unsupported> {
         KernelLaunch::new(self.node.op.code(), self.gpu, entry, grid, pointers, args)
     }
@@ -137,7 +146,7 @@ impl<'a> NodeOnGpu<'a> {
         entry: (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
-        args: &impl NoUninit,
+        args: &impl KernelArguments,
     ) -> Result<NodeLaunches, Unsupported> {
         self.launch(entry, grid, pointers, args).map(NodeLaunches::one)
     }
@@ -166,6 +175,11 @@ struct Shape {
 }
 
 impl Shape {
+    /// The accesses of all elements.
+    fn access(&self, pointer: usize) -> Access {
+        Access::shape(pointer, self.ne, self.nb)
+    }
+
     /// `None` if a dimension has 2³¹ or more elements.
     fn of(t: &TensorDesc) -> Option<Shape> {
         let count = |n: usize| i32::try_from(n).ok().map(|n| n as u32);

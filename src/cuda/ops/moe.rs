@@ -1,6 +1,6 @@
 //! Launches of a mixture of experts, fused: kernels/moe.cu.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, blocks};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, blocks};
 use crate::ops::softmax::SoftMax;
 use bytemuck::{Pod, Zeroable};
 
@@ -23,6 +23,15 @@ struct MoeRouteArgs {
     padding: u32,
 }
 
+impl KernelArguments for MoeRouteArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let all = |pointer| Access::run(pointer, &[self.experts, self.tokens]);
+        let used = |pointer| Access::run(pointer, &[self.used, self.tokens]);
+        let one = |pointer| Access::run(pointer, &[self.tokens]);
+        Ok(vec![all(0), all(1), all(2), used(3), one(4), one(5), used(6)])
+    }
+}
+
 /// `struct MoeSumArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -31,6 +40,13 @@ struct MoeSumArgs {
     used: u32,
     tokens: u32,
     padding: u32,
+}
+
+impl KernelArguments for MoeSumArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let &MoeSumArgs { n, used, tokens, .. } = self;
+        Ok(vec![Access::run(0, &[n, used, tokens]), Access::run(1, &[used, tokens]), Access::run(2, &[n, tokens])])
+    }
 }
 
 /// The launch of a router; see [`crate::graph::fuse::FusedOp::Route`] for the operands.

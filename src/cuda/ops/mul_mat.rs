@@ -4,20 +4,21 @@
 //! Few columns of b (decoding) use the vector kernels, more columns tensor cores, from compute capability 8.0 on. For block types, both
 //! multiply 8-bit codes: a launch before them quantises b.
 
+mod arguments;
 mod mma;
 pub(super) mod planes;
 pub(super) mod products;
 
 use super::repack::unit_len;
 use super::{
-    Grid, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported,
-    blocks, mul_mat_dequantized, suffix,
+    Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS,
+    Unsupported, blocks, mul_mat_dequantized, suffix,
 };
 use crate::cuda::kernel::{ColumnConversion, PackedLaunches};
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
-use bytemuck::{NoUninit, Pod, Zeroable};
+use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs};
 use planes::{Planes, stride};
 use products::{PackedIdArgs, Products};
 
@@ -64,55 +65,11 @@ const MMA_TILE_COLUMNS: u32 = 8;
 const MAX_MMA_COLUMNS: u32 = 64;
 const MAX_MMA_COLUMNS_K: u32 = 32;
 
-/// `struct MulMatArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct MulMatArgs {
-    k: u32,
-    m: u32,
-    n: u32,
-    log2_lanes: u32,
-    planes: u32,
-    b2: u32,
-    r2: u32,
-    r3: u32,
-    a: [u64; 3],
-    b: [u64; 3],
-    dst: [u64; 4],
-}
-
-/// `struct MulMatIdArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct MulMatIdArgs {
-    k: u32,
-    m: u32,
-    experts: u32,
-    log2_lanes: u32,
-    used: u32,
-    tokens: u32,
-    nb: u32,
-    padding: u32,
-    a: [u64; 2],
-    b: [u64; 2],
-    dst: [u64; 3],
-    ids: [u64; 2],
-}
-
-/// `struct WidenArgs`, `struct RoundArgs` and `struct QuantizeArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ConvertColumnsArgs {
-    b: Shape,
-    /// From one converted row to the next: elements; QuantizeArgs: bytes.
-    stride: u64,
-    /// WidenArgs: the type of b; otherwise: the elements per group.
-    type_or_group: u32,
-    padding: u32,
-}
-
 pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
+    if a.is_empty() {
+        return Err(on.unsupported("rows without elements"));
+    }
     let rounded = a.dtype().is_float() && b.dtype().is_float();
     if !a.dtype().can(Capability::CudaRead) || !(b.dtype() == DType::F32 || rounded) {
         return Err(on.unsupported_types());
@@ -236,7 +193,7 @@ pub(super) enum ColumnForm {
 pub(super) const QUANTIZED_GROUPS: [usize; 2] = [32, 256];
 
 /// Bytes of a quantised column of `k` elements with `group` elements per scale.
-pub(super) fn quantized_column_bytes(k: usize, group: usize) -> u64 {
+pub(in crate::cuda) fn quantized_column_bytes(k: usize, group: usize) -> u64 {
     column_bytes(ColumnForm::Quantized, k, group)
 }
 
@@ -468,7 +425,7 @@ fn launch_typed(
     a: &TensorDesc,
     grid: Grid,
     pointers: &[Ptr],
-    args: &impl NoUninit,
+    args: &impl KernelArguments,
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
     let suffix = suffix(a.dtype());

@@ -2,7 +2,9 @@
 //! multiplication and an addition behind them (epilogue fusion): kernels/norm.cu.
 
 use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks};
+use super::{
+    Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks, saturating_product,
+};
 use crate::cuda::kernel::QuantizingLaunch;
 use crate::graph::fuse::NormFusion;
 use crate::ops::norm::Norm;
@@ -52,6 +54,17 @@ struct NormKeptArgs {
     vector: u32,
 }
 
+impl KernelArguments for NormKeptArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [.., y] = &self.operands;
+        let rows = saturating_product(&y.shape.ne[1..]);
+        let operands = self.operands.iter().enumerate();
+        let operands = operands.map(|(pointer, operand)| operand.shape.access(pointer).vectors(self.vector, 4));
+        let quantized = Access::bytes(6, self.stride.saturating_mul(rows)).along(u32::from(self.group != 0), 0);
+        Ok(operands.chain([quantized]).collect())
+    }
+}
+
 /// `struct NormLongArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -64,6 +77,15 @@ struct NormLongArgs {
     flat: u32,
     vector: u32,
     pieces: u32,
+}
+
+impl KernelArguments for NormLongArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let tensor =
+            |pointer, shape: &Shape| shape.access(pointer).vectors(self.vector & u32::from(self.together == 0), 4);
+        let statistics = Access::bytes(2, grid.blocks[0].saturating_mul(2 * size_of::<f64>() as u64));
+        Ok(vec![tensor(0, &self.x), tensor(1, &self.y), statistics])
+    }
 }
 
 pub(super) fn select(op: Norm, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

@@ -1,6 +1,6 @@
 //! Launches of PAD, PAD_REFLECT_1D and ROLL: kernels/pad.cu.
 
-use super::{NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
 use crate::ops::pad::Pad;
 use crate::tensor::DIMS;
 use crate::tensor::DType::F32;
@@ -15,6 +15,12 @@ struct PadArgs {
     before: [i64; DIMS],
     outside: u32,
     pieces: u32,
+}
+
+impl KernelArguments for PadArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![self.x.access(0), self.y.access(1)])
+    }
 }
 
 pub(super) fn select(op: Pad, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

@@ -1,6 +1,6 @@
 //! Launches of SUM, SUM_ROWS, MEAN, ARGMAX and CUMSUM: kernels/reduce.cu.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported};
 use crate::ops::reduce::Reduce;
 use crate::tensor::DType::{F32, I32};
 use bytemuck::{Pod, Zeroable};
@@ -26,6 +26,13 @@ struct ReduceSumArgs {
     packed: u32,
 }
 
+impl KernelArguments for ReduceSumArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let x = if self.packed != 0 { Access::elements(0, self.n) } else { self.x.access(0) };
+        Ok(vec![x, Access::bytes(1, 8 * grid.blocks[0])])
+    }
+}
+
 /// `struct ReduceRowsArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -36,6 +43,16 @@ struct ReduceRowsArgs {
     vector: u32,
     pieces: u32,
     length: u32,
+}
+
+impl KernelArguments for ReduceRowsArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [_, rows @ ..] = self.x.ne;
+        let x = self.x.access(0).vectors(self.vector, 4);
+        let y = Access::shape(1, [1, rows[0], rows[1], rows[2]], self.y.nb);
+        let parts = if self.pieces > 1 { 8 * grid.blocks[0] } else { 0 };
+        Ok(vec![x, y, Access::bytes(2, parts)])
+    }
 }
 
 /// `struct ReduceMergeArgs` of the file.
@@ -49,6 +66,14 @@ struct ReduceMergeArgs {
     n: u32,
 }
 
+impl KernelArguments for ReduceMergeArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [_, rows @ ..] = self.y.ne;
+        let parts = grid.blocks[0].saturating_mul(8 * u64::from(self.pieces));
+        Ok(vec![Access::bytes(0, parts), Access::shape(1, [1, rows[0], rows[1], rows[2]], self.y.nb)])
+    }
+}
+
 /// `struct CumsumArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -57,6 +82,12 @@ struct CumsumArgs {
     y: Shape,
     vector: u32,
     padding: u32,
+}
+
+impl KernelArguments for CumsumArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![self.x.access(0).vectors(self.vector, 4), self.y.access(1).vectors(self.vector, 4)])
+    }
 }
 
 pub(super) fn select(op: Reduce, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

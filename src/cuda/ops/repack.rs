@@ -1,7 +1,7 @@
 //! Conversions of weights between rows and the packed form (see `layout`): mul_mat_pack of kernels/mul_mat.cu, which permutes the
 //! bytes of groups of rows in place.
 
-use super::{Grid, KernelLaunch, Ptr, THREADS};
+use super::{Access, Grid, KernelArguments, KernelLaunch, Ptr, THREADS, saturating_product};
 use crate::cuda::driver::Gpu;
 use crate::cuda::layout::PackedSpan;
 use crate::device::Unsupported;
@@ -33,6 +33,12 @@ struct PackBlocksArgs {
     unpack: u32,
     offsets: [u32; MAX_FIELDS],
     bytes: [u32; MAX_FIELDS],
+}
+
+impl KernelArguments for PackBlocksArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::bytes(0, self.groups.saturating_mul(saturating_product(&[self.blocks, self.block_bytes])))])
+    }
 }
 
 /// The fields of a block in the order of the packed form, the codes first: byte offset and size in the block. Empty for types without

@@ -1,6 +1,9 @@
 //! Launches of ROPE, alone or fused with the SET_ROWS into the KV cache: kernels/rope.cu.
 
-use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks, suffix};
+use super::{
+    Access, Grid, KernelArguments, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks,
+    saturating_product, suffix,
+};
 use crate::ops::OpCode;
 use crate::ops::rope::{Rope, RopeMode};
 use crate::tensor::DType::{BF16, F16, F32};
@@ -40,6 +43,36 @@ struct RopeParams {
     vector: u32,
 }
 
+impl RopeParams {
+    /// The rotated pairs lie in a row, and each is in a section.
+    fn check_pairs(&self) -> Result<(), &'static str> {
+        let of_sections = self.mode < 2 || self.sections.iter().try_fold(0u32, |sum, &n| sum.checked_add(n)) > Some(0);
+        let last = u64::from(self.first) + 2 * u64::from(self.pairs);
+        if of_sections && last <= u64::from(self.x.ne[0]) { Ok(()) } else { Err("pairs outside of a row") }
+    }
+
+    fn source(&self, pointer: usize) -> Access {
+        self.x.access(pointer).vectors(self.vector, 4)
+    }
+
+    /// The accesses of the positions, of which some modes have four for each token, and of the factors.
+    fn angle_accesses(&self) -> [Access; 2] {
+        let positions = saturating_product(&[self.x.ne[2], if self.mode < 2 { 1 } else { 4 }]);
+        [
+            Access::one(1).along(positions, self.position_step),
+            Access::one(2).of(F32).along(self.pairs, self.factor_step),
+        ]
+    }
+}
+
+impl KernelArguments for RopeParams {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        self.check_pairs()?;
+        let [positions, factors] = self.angle_accesses();
+        Ok(vec![self.source(0), positions, factors, self.y.access(3)])
+    }
+}
+
 /// `struct RopeSetRowsArgs` of kernels/rope.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -50,6 +83,17 @@ struct RopeSetRowsArgs {
     y_type: u32,
     op: u32,
     padding: u32,
+}
+
+impl KernelArguments for RopeSetRowsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        self.params.check_pairs()?;
+        let [n, heads, tokens, _] = self.params.x.ne;
+        let [positions, factors] = self.params.angle_accesses();
+        let ids = Access::one(3).of_type(self.id_type).along(tokens, self.id_step);
+        let cache = Access::run(4, &[n, heads]).along(self.params.y.ne[1], self.params.y.nb[1]);
+        Ok(vec![self.params.source(0), positions, factors, ids, cache])
+    }
 }
 
 /// `struct CacheRows` of kernels/rope.cu.
@@ -82,6 +126,27 @@ struct RopeCacheArgs {
     eps: [f32; 2],
 }
 
+impl KernelArguments for RopeCacheArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        self.params.check_pairs()?;
+        let Shape { ne: [n, _, tokens, _], nb } = self.params.x;
+        let [positions, factors] = self.params.angle_accesses();
+        let keys = Shape { ne: [n, self.heads, tokens, 1], nb: [nb[0], self.head_step, self.keys.x_step, 0] };
+        // Values: one block for each token.
+        let others = u64::from(self.q_blocks) + u64::from(self.k_blocks);
+        let value_tokens = grid.blocks[0].saturating_sub(others);
+        let values = Access::run(7, &[self.values.row]).along(value_tokens, self.values.x_step);
+        let mut accesses =
+            vec![self.params.source(0), positions, factors, self.params.y.access(3), keys.access(4), values];
+        for (first, rows, tokens) in [(5, &self.keys, u64::from(tokens)), (8, &self.values, value_tokens)] {
+            accesses.push(Access::one(first).of_type(rows.id_type).along(tokens, rows.id_step));
+            accesses.push(Access::run(first + 1, &[rows.row]).along(rows.rows, rows.y_step));
+        }
+        accesses.extend([Access::run(10, &[n]), Access::run(11, &[n])]);
+        Ok(accesses)
+    }
+}
+
 /// `struct RopeFactorsArgs` of kernels/rope.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -89,6 +154,12 @@ struct RopeFactorsArgs {
     step: u64,
     n: u32,
     padding: u32,
+}
+
+impl KernelArguments for RopeFactorsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::one(0).along(self.n, self.step), Access::run(1, &[self.n]).of(F32)])
+    }
 }
 
 pub(super) fn select(op: Rope, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

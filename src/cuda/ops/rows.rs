@@ -1,7 +1,10 @@
 //! Launches of GET_ROWS and SET_ROWS: kernels/rows.cu for plain types; the quantising and dequantising copies for block types.
 
 use super::copy::{BlockTarget, RowPartition, from_blocks, has_blocks, reads_blocks, to_blocks};
-use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks};
+use super::{
+    Access, Grid, KernelArguments, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks,
+    saturating_product,
+};
 use crate::ops::rows::Rows;
 use crate::tensor::DType::{F16, F32, I16, I32, I64};
 use crate::tensor::{DType, TensorDesc};
@@ -17,13 +20,31 @@ const MAX_SCANNED_LIST: usize = 32;
 pub(super) struct Ids {
     nb: [u64; 3],
     wide: u32,
-    rows: u32,
+    pub(super) rows: u32,
     count: u32,
     lists: [u32; 2],
     claims: u32,
 }
 
+impl KernelArguments for Ids {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![self.access(0), self.claims_access(1)])
+    }
+}
+
 impl Ids {
+    /// The accesses of the ids.
+    pub(super) fn access(&self, pointer: usize) -> Access {
+        let ids = Access::one(pointer).of(if self.wide != 0 { I64 } else { I32 }).along(self.count, self.nb[0]);
+        ids.along(self.lists[0], self.nb[1]).along(self.lists[1], self.nb[2])
+    }
+
+    /// The accesses of the tables of claims.
+    pub(super) fn claims_access(&self, pointer: usize) -> Access {
+        let [n1, n2] = self.lists;
+        Access::bytes(pointer, saturating_product(&[8, self.claims, n1, n2]))
+    }
+
     /// The lists `ids`, which select rows of `table`.
     fn of(on: &NodeOnGpu<'_>, ids: &TensorDesc, table: &TensorDesc) -> Result<Ids, Unsupported> {
         let (rows, Shape { ne, nb }) = (on.shape(table)?.ne[1], on.shape(ids)?);
@@ -43,6 +64,14 @@ struct GetRowsArgs {
     types: [u32; 2],
 }
 
+impl KernelArguments for GetRowsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [n, _, n2, n3] = self.y.ne;
+        let table = Access::shape(0, [n, self.list.rows, n2, n3], self.table.nb);
+        Ok(vec![table, self.list.access(1), self.y.access(2)])
+    }
+}
+
 /// `struct SetRowsArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -52,6 +81,14 @@ struct SetRowsArgs {
     list: Ids,
     partition: RowPartition,
     types: [u32; 2],
+}
+
+impl KernelArguments for SetRowsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [n, _, n2, n3] = self.x.ne;
+        let rows = Access::shape(2, [n, self.list.rows, n2, n3], self.y.nb);
+        Ok(vec![self.x.access(0), self.list.access(1), rows, self.list.claims_access(3)])
+    }
 }
 
 pub(super) fn select(op: Rows, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
@@ -119,6 +156,12 @@ fn row_partition(on: &NodeOnGpu<'_>, t: &TensorDesc) -> Result<RowPartition, Uns
 #[repr(C)]
 struct ClearClaimsArgs {
     n: u64,
+}
+
+impl KernelArguments for ClearClaimsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::bytes(0, self.n.saturating_mul(8))])
+    }
 }
 
 /// The launches that build the hash tables of claims, one per list, and the bytes of the tables. Records the table size in

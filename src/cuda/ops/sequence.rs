@@ -1,6 +1,6 @@
 //! Launches of ARANGE and TIMESTEP_EMBEDDING: kernels/sequence.cu.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, THREADS, Unsupported, blocks};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, THREADS, Unsupported, blocks};
 use crate::ops::sequence::Sequence;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
@@ -15,6 +15,12 @@ struct ArangeArgs {
     step: f32,
 }
 
+impl KernelArguments for ArangeArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::one(0).along(self.n, self.stride)])
+    }
+}
+
 /// `struct TimestepArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -24,6 +30,13 @@ struct TimestepArgs {
     ne: [u32; 2],
     half: u32,
     exponent: f32,
+}
+
+impl KernelArguments for TimestepArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [dim, times] = self.ne;
+        Ok(vec![Access::one(0).along(times, self.x), Access::one(1).along(dim, self.y[0]).along(times, self.y[1])])
+    }
 }
 
 pub(super) fn select(op: Sequence, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

@@ -1,8 +1,8 @@
 //! Launches of SOFT_MAX: kernels/softmax.cu.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product};
 use crate::ops::softmax::SoftMax;
-use crate::tensor::DType::F32;
+use crate::tensor::DType::{self, F32};
 use bytemuck::{Pod, Zeroable};
 
 /// Rows per block of softmax_warp, one warp each.
@@ -27,6 +27,20 @@ struct SoftMaxArgs {
     sink_step: u64,
     scale: f32,
     max_bias: f32,
+}
+
+impl KernelArguments for SoftMaxArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [mask_rows, mask_heads, mask_batches] = self.mask;
+        if self.rows > 0 && mask_rows.min(mask_heads).min(mask_batches) == 0 {
+            return Err("a mask without rows");
+        }
+        let size = DType::from_wire(self.mask_type).map_or(0, DType::block_bytes);
+        let stride = saturating_product(&[self.n, mask_rows, size as u32]);
+        let mask = Access::run(1, &[self.n, self.m]).along(saturating_product(&[mask_heads, mask_batches]), stride);
+        let all = |pointer| Access::run(pointer, &[self.n, self.rows]);
+        Ok(vec![all(0), mask, Access::one(2).along(self.heads, self.sink_step), all(3)])
+    }
 }
 
 pub(super) fn select(op: SoftMax, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

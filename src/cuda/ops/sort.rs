@@ -1,6 +1,9 @@
 //! Launches of ARGSORT and TOP_K: kernels/sort.cu. Sorts tiles in shared memory, then merges sorted runs in scratch memory.
 
-use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks};
+use super::{
+    Access, Grid, KernelArguments, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks,
+    saturating_product,
+};
 use crate::ops::sort::Sort;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
@@ -35,6 +38,24 @@ struct SortTileArgs {
     padding: u32,
 }
 
+impl KernelArguments for SortTileArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        if self.from_x != 0 && saturating_product(&self.x.ne[1..]) < u64::from(self.first) + u64::from(self.rows) {
+            return Err("rows beyond the end");
+        }
+        let keys =
+            |pointer, step: u64, kept: u64| Access::bytes(pointer, kept.saturating_mul(8)).along(self.rows, 8 * step);
+        let kept = keys_kept(self.count, self.size, self.keep);
+        let mut accesses = if self.from_x != 0 {
+            vec![self.x.access(0)]
+        } else {
+            vec![keys(1, self.from_step, u64::from(self.count))]
+        };
+        accesses.push(if self.to_y != 0 { self.y.access(3) } else { keys(2, self.to_step, u64::from(kept)) });
+        Ok(accesses)
+    }
+}
+
 /// `struct SortMergeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -47,6 +68,13 @@ struct SortMergeArgs {
     run: u64,
     to_y: u32,
     padding: u32,
+}
+
+impl KernelArguments for SortMergeArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let keys = |pointer| Access::bytes(pointer, saturating_product(&[8, self.rows, self.count]));
+        Ok(vec![keys(0), if self.to_y != 0 { self.y.access(2) } else { keys(1) }])
+    }
 }
 
 pub(super) fn select(op: Sort, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

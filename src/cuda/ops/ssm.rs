@@ -1,6 +1,6 @@
 //! Launches of SSM_CONV and SSM_SCAN: kernels/ssm.cu.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product};
 use crate::ops::ssm::Ssm;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
@@ -28,6 +28,19 @@ struct ConvArgs {
     tokens: u32,
 }
 
+impl KernelArguments for ConvArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let sequences = grid.blocks[2];
+        let x = saturating_product(&[self.channels.saturating_sub(1), self.window])
+            + u64::from(self.tokens)
+            + u64::from(self.d_conv)
+            - 1;
+        let x = Access::elements(0, x).along(sequences, self.x_sequence);
+        let y = Access::run(2, &[self.channels]).along(self.tokens, self.y_token).along(sequences, self.y_sequence);
+        Ok(vec![x, Access::run(1, &[self.channels, self.d_conv]), y])
+    }
+}
+
 /// `struct ScanArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -46,6 +59,26 @@ struct ScanArgs {
     snapshots: u32,
     by_element: u32,
     rows: u32,
+}
+
+impl KernelArguments for ScanArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let &ScanArgs { n, hd, heads, tokens, sequences, .. } = self;
+        let groups = heads.checked_div(self.heads_per_group).ok_or("groups without heads")?;
+        let of_tokens = |access: Access, steps: [u64; 2]| access.along(tokens, steps[0]).along(sequences, steps[1]);
+        let results = saturating_product(&[hd, heads, tokens, sequences]);
+        let states = saturating_product(&[hd, heads, n, sequences, self.snapshots.min(tokens)]);
+        Ok(vec![
+            Access::run(0, &[n, hd, heads, self.slots]),
+            of_tokens(Access::run(1, &[hd, heads]), self.x),
+            Access::run(2, &[heads, tokens, sequences]),
+            Access::run(3, &[heads, if self.by_element != 0 { n } else { 1 }]),
+            of_tokens(Access::run(4, &[n, groups]), self.b),
+            of_tokens(Access::run(5, &[n, groups]), self.c),
+            Access::one(6).along(sequences, self.ids_step),
+            Access::elements(7, results.saturating_add(states)),
+        ])
+    }
 }
 
 pub(super) fn select(op: Ssm, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

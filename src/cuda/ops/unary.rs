@@ -1,7 +1,7 @@
 //! Launches of SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL and all kinds of UNARY: kernels/unary.cu.
 
 use super::elementwise::block_shape;
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks};
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks};
 use crate::ops::unary::{Unary, UnaryKind};
 use bytemuck::{Pod, Zeroable};
 
@@ -17,6 +17,12 @@ struct UnaryPackedArgs {
     dtype: u32,
 }
 
+impl KernelArguments for UnaryPackedArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::elements(0, self.n), Access::elements(1, self.n)])
+    }
+}
+
 /// `struct UnaryAnyArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -26,6 +32,12 @@ struct UnaryAnyArgs {
     types: [u32; 2],
     op: UnaryParams,
     pieces: u32,
+}
+
+impl KernelArguments for UnaryAnyArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![Access::shape(0, self.y.ne, self.x.nb), self.y.access(1)])
+    }
 }
 
 /// `struct UnaryParams` of the file: the number of the function, and its parameters.

@@ -1,5 +1,6 @@
 //! Conditions of launches, and where converted columns come from.
 
+use super::super::access::{Access, KernelArguments};
 use super::super::columns::{ColumnSource, ConvertedColumns, Placed};
 use super::super::driver::Gpu;
 use super::super::kernel::{ColumnConversion, Grid, KernelLaunch, Ptr, QuantizingLaunch};
@@ -7,6 +8,7 @@ use super::{LaunchCondition, LayoutCondition};
 use crate::graph::SlotOffset;
 use crate::ops::OpCode;
 use crate::tensor::{DType, TensorDesc};
+use bytemuck::{Pod, Zeroable};
 
 /// Spans that must all be packed.
 fn packed(spans: &[usize]) -> LayoutCondition {
@@ -87,11 +89,22 @@ fn spans_that_are_never_packed_decide_conditions() {
     }
 }
 
+/// Arguments without accesses.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Arguments([u64; 8]);
+
+impl KernelArguments for Arguments {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(Vec::new())
+    }
+}
+
 /// A launch that differs from others by its number of blocks.
 fn launch(blocks: u64) -> KernelLaunch {
     let (entry, grid) = (("mul_mat", "mul_mat_quantize"), Grid::line(blocks, 32));
     let gpu = Gpu::with_capability(80);
-    KernelLaunch::new(OpCode::MulMat, &gpu, entry, grid, &[Ptr::Src(1), Ptr::Columns], &[0u64; 8]).unwrap()
+    KernelLaunch::new(OpCode::MulMat, &gpu, entry, grid, &[Ptr::Src(1), Ptr::Columns], &Arguments([0; 8])).unwrap()
 }
 
 /// Floats at a byte of slot 0.

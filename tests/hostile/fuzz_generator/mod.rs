@@ -74,12 +74,23 @@ impl NodeDraft {
     }
 }
 
-impl FuzzGenerator<'_> {
+impl<'r> FuzzGenerator<'r> {
+    fn new(rng: &'r mut Rng, size: usize) -> Self {
+        let graph = FuzzGraph { size, listed: Vec::new(), records: Vec::new(), indices: Vec::new() };
+        FuzzGenerator { rng, graph, free: [0; SLOTS] }
+    }
+
+    /// Generates a graph of one small node.
+    pub(crate) fn generate_node(rng: &'r mut Rng, op: OpCode) -> FuzzGraph {
+        let mut maker = FuzzGenerator::new(rng, SMALL);
+        maker.add_node(op);
+        maker.graph
+    }
+
     /// Generates a graph of one to three nodes, of which the last is `op`.
-    pub(crate) fn generate(rng: &mut Rng, op: OpCode, others: &[OpCode]) -> FuzzGraph {
+    pub(crate) fn generate(rng: &'r mut Rng, op: OpCode, others: &[OpCode]) -> FuzzGraph {
         let size = if rng.u8(..4) == 0 { LARGE } else { SMALL };
-        let script = FuzzGraph { size, listed: Vec::new(), records: Vec::new(), indices: Vec::new() };
-        let mut maker = FuzzGenerator { rng, graph: script, free: [0; SLOTS] };
+        let mut maker = FuzzGenerator::new(rng, size);
         for _ in 0..[0, 0, 0, 1, 2][maker.rng.usize(..5)] {
             let other = others[maker.rng.usize(..others.len())];
             maker.add_node(other);

@@ -1,6 +1,9 @@
 //! Launches of the kernels of packed weights on tensor cores: kernels/mul_mat_mma.cu.
 
-use super::super::{Grid, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported};
+use super::super::{
+    Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported,
+    saturating_product,
+};
 use super::planes::Planes;
 use super::{MMA_ROWS, MMA_TILE_COLUMNS, WeightLayout};
 use super::{group_len, launch_typed, merged_rows, mul_mat_args, quantize_grid};
@@ -24,6 +27,16 @@ struct QuantizeTilesArgs {
     pairs: u32,
     columns: u32,
     tiles: u32,
+}
+
+impl KernelArguments for QuantizeTilesArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let [k, rows @ ..] = self.b.ne;
+        let steps = if self.group == 256 { (k / 256, TILE256_BYTES) } else { (k.div_ceil(64), TILE32_BYTES) };
+        let planes = saturating_product(&rows) / u64::from(self.columns.max(1));
+        let bytes = saturating_product(&[steps.0, self.tiles]).saturating_mul(steps.1).saturating_mul(planes);
+        Ok(vec![self.b.access(0).unaligned(), Access::bytes(1, bytes)])
+    }
 }
 
 /// The launches of the product of packed weights and planes of columns.

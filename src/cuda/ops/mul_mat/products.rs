@@ -1,7 +1,10 @@
 //! Launches of the kernels that also compute fused products: the vector kernels of packed weights, kernels/mul_mat_packed.cu, and those of
 //! F16 and BF16, kernels/mul_mat_half.cu.
 
-use super::super::{Grid, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::super::{
+    Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Unsupported,
+    saturating_product,
+};
 use super::planes::Planes;
 use super::{
     Columns, LaneGroups, MMA_ROWS, MulMatArgs, MulMatIdArgs, ProductKernel, VEC_THREADS, WeightLayout, Weights,
@@ -25,12 +28,38 @@ struct ProductsArgs {
     strides: u32,
 }
 
+impl KernelArguments for ProductsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let MulMatArgs { k, m, n, a, .. } = self.product;
+        let mut accesses = Vec::from(self.product.accesses());
+        let biases = [m, self.more[0].m, self.more[1].m].into_iter().enumerate();
+        accesses.extend(biases.map(|(i, m)| Access::run(7 + i, &[m])));
+        let rows = if self.gated != 0 { [m, 0] } else { self.more.map(|more| more.m) };
+        for (i, m) in rows.into_iter().enumerate() {
+            accesses.push(Access::run(3 + i, &[k]).along(m, a[0]));
+            accesses.push(Access::run(5 + i, &[m, n]));
+        }
+        accesses.push(Access::bytes(10, self.stride.saturating_mul(n.into())));
+        Ok(accesses)
+    }
+}
+
 /// `struct PackedIdArgs` of kernels/mul_mat_packed.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct PackedIdArgs {
     pub(super) stride: u64,
     pub(super) product: MulMatIdArgs,
+}
+
+impl KernelArguments for PackedIdArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let mut accesses = self.product.accesses(grid)?;
+        let MulMatIdArgs { k, m, experts, used, tokens, a, .. } = self.product;
+        accesses.push(Access::run(5, &[k]).along(m, a[0]).along(experts, a[1]));
+        accesses.push(Access::bytes(6, self.stride.saturating_mul(saturating_product(&[used, tokens]))));
+        Ok(accesses)
+    }
 }
 
 /// `struct GridProduct` of kernels/mul_mat_products.cuh.
