@@ -81,4 +81,9 @@ impl OpFamily for FlashAttn {
     fn in_place(&self, _: usize) -> bool {
         false
     }
+
+    /// Attention over no positions is 0.
+    fn may_be_empty(&self, i: usize) -> bool {
+        (1..4).contains(&i)
+    }
 }

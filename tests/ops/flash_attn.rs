@@ -170,6 +170,45 @@ fn shapes_masks_alibi_softcaps_and_sinks_match_the_oracle() {
     }
 }
 
+/// The stride of a dimension with one element may be any number, also one that 32 bits do not hold.
+#[test]
+fn strides_of_single_batches_of_masks_are_ignored() {
+    let s = Shape { batches: 1, ..SMALL };
+    let ne = [s.kv, s.n, 1, 1];
+    for nb3 in [8 << 30, (8 << 30) + 2, usize::MAX >> 2] {
+        let Inputs { mut case, q, k, v } = inputs(s, DType::F16, DType::F16);
+        let desc = TensorDesc::strided(DType::F16, ne, [2, 2 * s.kv, 2 * s.kv * s.n, nb3]).unwrap();
+        let mask = case.leaf_with_desc(desc, &causal(ne, s.n));
+        let dst = case.b.node(PLAIN, &[Some(q), Some(k), Some(v), Some(mask)]).unwrap();
+        let case = case.build();
+        let [qv, kv, vv, mv] = [q, k, v, mask].map(|id| case.values(id));
+        let want = oracle(PLAIN, s, &Values { q: &qv, k: &kv, v: &vv, mask: Some((&mv, ne)), sinks: None });
+        for on in devices() {
+            assert_close(&case.run(on).values(dst), &want, 1e-4, 2e-5, &format!("{nb3} {}", on.name));
+        }
+    }
+}
+
+/// No positions: the result is 0, as in ggml, with sinks too.
+#[test]
+fn attention_over_no_positions_is_zero() {
+    let s = Shape { kv: 0, ..SMALL };
+    for dtype in [DType::F16, DType::Q8_0] {
+        let s = if dtype.is_block() { Shape { dk: 32, dv: 32, ..s } } else { s };
+        for with_mask in [false, true] {
+            let Inputs { mut case, q, k, v } = inputs(s, dtype, dtype);
+            let mask = with_mask.then(|| case.leaf(DType::F16, [0, s.n, 1, 1], &[]));
+            let sinks = with_mask.then(|| case.leaf(DType::F32, [s.heads, 1, 1, 1], &normal(4, s.heads)));
+            let dst = case.b.node(PLAIN, &[Some(q), Some(k), Some(v), mask, sinks]).unwrap();
+            let case = case.build();
+            let zeros = vec![0.0; s.dv * s.heads * s.n * s.batches];
+            for on in devices() {
+                assert_eq!(case.run(on).values(dst), zeros, "{dtype} {with_mask} {}", on.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn pairs_of_cache_types_match_the_oracle() {
     use DType::{BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_1, Q8_0};

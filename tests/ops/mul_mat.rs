@@ -197,6 +197,33 @@ fn broadcast_planes_match_the_oracle() {
     }
 }
 
+/// Rows without elements: the sums are 0, as in ggml.
+#[test]
+fn products_of_empty_rows_are_zeros() {
+    for t in [F32, F16, Q4_0, Q4_K] {
+        for n in [1, 40] {
+            let mut case = Case::new();
+            let (a, b) = (case.leaf(t, [0, 5, 1, 1], &[]), case.leaf(F32, [0, n, 2, 1], &[]));
+            let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+            let case = case.build();
+            for on in devices() {
+                assert_eq!(case.run(on).values(dst), vec![0.0; 10 * n], "{t} {n} {}", on.name);
+            }
+        }
+    }
+}
+
+/// More planes than a block has threads (1,024), with a plane of a for each, and with one for all.
+#[test]
+fn many_planes_match_the_oracle() {
+    for t in [F16, BF16, Q8_0] {
+        for n in [1, 9] {
+            check_contiguous(t, [32, 3, 33, 32], F32, [32, n, 33, 32]);
+            check_contiguous(t, [32, 3, 1, 1], F32, [32, n, 33, 32]);
+        }
+    }
+}
+
 /// A leaf with these strides.
 fn strided(case: &mut Case, dtype: DType, ne: [usize; 4], nb: [usize; 4], seed: u64) -> TensorId {
     case.leaf_with_desc(TensorDesc::strided(dtype, ne, nb).unwrap(), &normal(seed, ne.iter().product()))
@@ -300,6 +327,25 @@ fn mul_mat_id_matches_the_oracle() {
             let case = case.build();
             let want = routed_oracle(&case.values(a), an, &case.values(b), bn, &ids, used);
             check(&case, dst, &want, t, &format!("{rows} rows, {tokens} tokens"));
+        }
+    }
+}
+
+/// A token that names one expert several times gets its row as often.
+#[test]
+fn duplicate_experts_match_the_oracle() {
+    for t in [F32, F16, Q4_0, Q6_K, MXFP4] {
+        for (rows, tokens) in [(1, 1), (3, 2), (1, 40)] {
+            let (an, bn, used) = ([256, 37, 3, 1], [256, rows, tokens, 1], 3);
+            let ids: Vec<i64> = (0..used * tokens).map(|s| if s < used { 1 } else { (s % 2) as i64 }).collect();
+            let mut case = Case::new();
+            let a = case.leaf(t, an, &normal(46, 256 * 111));
+            let b = case.leaf(F32, bn, &normal(47, 256 * rows * tokens));
+            let chosen = case.indices(DType::I32, [used, tokens, 1, 1], &ids);
+            let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(chosen)]).unwrap();
+            let case = case.build();
+            let want = routed_oracle(&case.values(a), an, &case.values(b), bn, &ids, used);
+            check(&case, dst, &want, t, &format!("{rows} rows, {tokens} tokens, equal ids"));
         }
     }
 }

@@ -88,6 +88,18 @@ fn strided_operands_match_the_oracle() {
     }
 }
 
+/// No rows, so nothing is added.
+#[test]
+fn a_product_of_no_rows_is_zero() {
+    let mut case = Case::new();
+    let (a, b) = (case.leaf(DType::F32, [70, 0, 1, 1], &[]), case.leaf(DType::F32, [3, 0, 2, 1], &[]));
+    let dst = case.b.node(OutProd, &[Some(a), Some(b)]).unwrap();
+    let case = case.build();
+    for on in devices() {
+        assert_eq!(case.run(on).values(dst), vec![0.0; 420], "{}", on.name);
+    }
+}
+
 #[test]
 fn invalid_nodes_are_rejected() {
     assert_eq!(Op::decode(OpCode::OutProd, &OpParams::default()), Ok(Some(OutProd.into())));
@@ -102,7 +114,7 @@ fn invalid_nodes_are_rejected() {
     for (a, b, what) in [
         (f32([8, 4, 2, 1]), f32([3, 5, 2, 1]), "different numbers of rows"),
         (f32([8, 4, 2, 1]), f32([3, 4, 3, 1]), "planes that do not repeat"),
-        (f32([8, 0, 1, 1]), f32([3, 0, 1, 1]), "nothing to add"),
+        (f32([0, 4, 1, 1]), f32([3, 4, 1, 1]), "no result"),
         (t([16, 4, 128, 256]), f32([3, 4, 2, 1]), "a transposed"),
         (t([4, 0, 32, 64]), f32([3, 4, 2, 1]), "repeated rows of a"),
     ] {

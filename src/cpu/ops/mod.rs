@@ -226,6 +226,14 @@ pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel,
     }
 }
 
+/// A sum without terms, such as a product of rows without elements, or attention over no positions: 0, as in ggml.
+fn empty_sum(node: &NodeView<'_>) -> Kernel {
+    Kernel::new(node.dst.elements(), |ctx| {
+        let dst = ctx.dst();
+        RowPieces::new(dst.desc()).share(ctx, |i, n| dst.store(i, &[0.0; CHUNK][..n]));
+    })
+}
+
 /// Whether products with `math_mode` read this weight from panels.
 pub(super) fn packs_into_panels(weight: &TensorDesc, math_mode: MathMode) -> bool {
     math_mode == MathMode::Fast

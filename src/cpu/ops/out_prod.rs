@@ -1,7 +1,7 @@
 //! OUT_PROD as a blocked GEMM: a claim is a tile of dst, computed from packed blocks of a and b by a micro-kernel of 16 × 4
 //! elements. Products with few rows read a in place.
 
-use super::{Kernel, unsupported_types};
+use super::{Kernel, empty_sum, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
@@ -33,6 +33,9 @@ pub(super) fn select(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(unsupported_types(node)) };
     if (b.dtype(), node.dst.dtype()) != (F32, F32) || dequantiser(a.dtype()).is_none() {
         return Err(unsupported_types(node));
+    }
+    if a.is_empty() {
+        return Ok(empty_sum(node));
     }
     let (depth, [n, m, n2, n3]) = (a.ne()[1], node.dst.ne());
     let tile = if m <= FEW_ROWS { WIDE_TILE } else { TILE };

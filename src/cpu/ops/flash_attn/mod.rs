@@ -10,7 +10,7 @@ mod few_queries;
 mod many_queries;
 mod mask;
 
-use super::{Kernel, math, unsupported_types};
+use super::{Kernel, empty_sum, math, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::attention_gemm::{AttentionGemm, COLUMN_MULTIPLE};
@@ -51,6 +51,9 @@ pub(super) fn select(op: FlashAttn, node: &NodeView<'_>) -> Result<Kernel, Unsup
     };
     if q.dtype() != F32 || node.dst.dtype() != F32 || src(3).is_some_and(|mask| mask.dtype() != F16) {
         return Err(unsupported_types(node));
+    }
+    if k.is_empty() {
+        return Ok(empty_sum(node));
     }
     let plan = AttentionPlan::new(op, q.ne(), k.ne(), v.ne(), from_k, from_v);
     let cost = q.elements().saturating_mul(plan.positions).saturating_mul(2);

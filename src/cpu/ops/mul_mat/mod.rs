@@ -5,7 +5,7 @@ mod exact;
 mod fast;
 mod rhs_groups;
 
-use super::{Kernel, MathMode, packs_into_panels, unsupported, unsupported_types};
+use super::{Kernel, MathMode, empty_sum, packs_into_panels, unsupported, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::GemmKernels;
 use crate::device::Unsupported;
@@ -28,6 +28,9 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Re
     if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || both_float || b.dtype() == a.dtype().partner())
     {
         return Err(unsupported_types(node));
+    }
+    if a.is_empty() {
+        return Ok(empty_sum(node));
     }
     // Cost: one element of a takes a quarter of the time of an element-wise op per column.
     let mut cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
