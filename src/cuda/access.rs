@@ -214,8 +214,8 @@ struct SharedBytes {
 pub(super) fn check(launches: &mut NodeLaunches, node: &NodeView<'_>) -> Result<(), String> {
     let of = |conversion: &Option<super::kernel::ColumnConversion>| conversion.as_ref().map_or(0, |c| c.bytes);
     let shared = SharedBytes { scratch: launches.scratch, columns: of(&launches.columns), result_columns: 0 };
-    let plain = launches.launches.iter_mut().chain(launches.columns.as_mut().map(|columns| &mut columns.launch));
-    plain.map(|launch| check_launch(launch, node, shared)).collect::<Result<(), _>>()?;
+    let mut plain = launches.launches.iter_mut().chain(launches.columns.as_mut().map(|columns| &mut columns.launch));
+    plain.try_for_each(|launch| check_launch(launch, node, shared))?;
     for quantizing in &mut launches.quantizing {
         let column = super::ops::quantized_column_bytes(quantizing.k, quantizing.group);
         let columns = (node.dst.elements() / quantizing.k.max(1)) as u64;
@@ -225,8 +225,8 @@ pub(super) fn check(launches: &mut NodeLaunches, node: &NodeView<'_>) -> Result<
     }
     if let Some(packed) = &mut launches.packed {
         let shared = SharedBytes { columns: of(&packed.columns), ..shared };
-        let all = packed.launches.iter_mut().chain(packed.columns.as_mut().map(|columns| &mut columns.launch));
-        all.map(|launch| check_launch(launch, node, shared)).collect::<Result<(), _>>()?;
+        let mut all = packed.launches.iter_mut().chain(packed.columns.as_mut().map(|columns| &mut columns.launch));
+        all.try_for_each(|launch| check_launch(launch, node, shared))?;
     }
     Ok(())
 }

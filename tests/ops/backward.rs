@@ -183,6 +183,27 @@ fn rows_are_summed_by_id() {
     }
 }
 
+/// More rows of gradients than a grid has blocks in y and z (65,535).
+#[test]
+fn gradients_of_many_rows_are_added() {
+    let (n, k, rows) = (2, 70_000, 5);
+    let mut case = Case::new();
+    let values: Vec<f32> = (0..n * k).map(|i| (i % 7) as f32).collect();
+    let dy = case.leaf(DType::F32, [n, k, 1, 1], &values);
+    let ids: Vec<i64> = (0..k).map(|i| (i * i % rows) as i64).collect();
+    let list = case.indices(DType::I32, [k, 1, 1, 1], &ids);
+    let out = OutputSpec { dtype: DType::F32, ne: [n, rows, 1, 1] };
+    let dst = case.b.node_with_output(Backward::GetRows, &[Some(dy), Some(list)], out).unwrap();
+    let case = case.build();
+    let mut want = vec![0.0; n * rows];
+    for (i, value) in values.iter().enumerate() {
+        want[ids[i / n] as usize * n + i % n] += f64::from(*value);
+    }
+    for on in devices() {
+        assert_eq!(case.run(on).values(dst), want, "{}", on.name);
+    }
+}
+
 #[test]
 fn ids_outside_of_the_rows_are_rejected() {
     for bad in [-1, 4, i64::from(i32::MAX), i64::from(i32::MIN)] {

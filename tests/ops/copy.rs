@@ -77,6 +77,22 @@ fn large_copies_cover_all_elements() {
     }
 }
 
+/// As many matrices as exceed the blocks of a grid in y and z (65,535) at 8 matrices a block.
+#[test]
+fn copies_of_many_matrices_cover_all() {
+    let ne = [1, 1, 524_290, 1];
+    for to in [DType::F32, DType::F16] {
+        let mut case = Case::new();
+        let src = case.leaf_with_desc(permuted(DType::F32, ne, [0, 1, 2, 3], 1), &normal(14, 524_290));
+        let dst = case.b.node_with_output(CopyOp::Cpy, &[Some(src)], OutputSpec { dtype: to, ne }).unwrap();
+        let case = case.build();
+        let (want, tolerance) = (case.values(src), if to == DType::F32 { 0.0 } else { rounding(to) });
+        for on in devices() {
+            assert_close(&case.run(on).values(dst), &want, tolerance, 0.0, &format!("{to} {}", on.name));
+        }
+    }
+}
+
 #[test]
 fn copies_between_different_shapes_keep_the_element_order() {
     use DType::{F32, Q4_0, Q8_0};

@@ -114,6 +114,25 @@ fn patches_of_every_geometry_are_copied() {
     }
 }
 
+/// Wider than a grid of 65,535 blocks in y and z of two columns each.
+#[test]
+fn patches_of_wide_images_are_copied() {
+    let (w, taps) = (176_000, 3);
+    let mut case = Case::new();
+    let kernel = case.leaf(F16, [taps, 1, 1, 1], &vec![f32::NAN; taps]);
+    let image = case.leaf(F32, [w, 1, 1, 1], &normal(4, w));
+    let op = Im2col::Im2col { axes: [axis(1, 1, 1), ConvAxis::PLAIN], two_d: false };
+    let dst = case.b.leaf(F16, [taps, w, 1, 1]).unwrap();
+    case.b.node_into(op, &[Some(kernel), Some(image)], dst).unwrap();
+    let case = case.build();
+    let values = case.values(image);
+    let element = |k: usize| read(axis(1, 1, 1), k / taps, k % taps, w).map_or(0.0, |i| round(F16, values[i]));
+    let want: Vec<f64> = (0..taps * w).map(element).collect();
+    for on in devices() {
+        assert!(case.run(on).values(dst) == want, "{}", on.name);
+    }
+}
+
 #[test]
 fn gradients_of_patches_are_added() {
     for (number, geometry) in geometries().into_iter().enumerate() {

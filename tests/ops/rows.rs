@@ -69,6 +69,34 @@ fn get_rows_supports_strided_operands() {
     }
 }
 
+/// More rows than a grid has blocks in y and z (65,535).
+#[test]
+fn rows_may_exceed_the_grid() {
+    let (rows, count) = (9, 70_000);
+    for (dtype, n) in [(DType::F32, 1), (DType::Q8_0, 32)] {
+        let list = random_indices(15, count, rows);
+        let mut case = Case::new();
+        let table = case.leaf(dtype, [n, rows, 1, 1], &normal(16, n * rows));
+        let ids = case.indices(DType::I32, [count, 1, 1, 1], &list);
+        let dst = case.b.node(Rows::GetRows, &[Some(table), Some(ids)]).unwrap();
+        let case = case.build();
+        let values = case.values(table);
+        let want: Vec<f64> = list.iter().flat_map(|&id| &values[id as usize * n..][..n]).copied().collect();
+        for on in devices() {
+            assert!(case.run(on).values(dst) == want, "{dtype} {}", on.name);
+        }
+    }
+    let set = SetRowsCase {
+        dst: DType::F16,
+        src: DType::F32,
+        ids: DType::I64,
+        b: [1, 70_000, 1, 1],
+        rows: 80_000,
+        lists: [1, 1],
+    };
+    set.run(&random_indices(17, 70_000, 80_000));
+}
+
 /// Types and shapes of a SET_ROWS; the names are those of [`Rows::SetRows`].
 struct SetRowsCase {
     dst: DType,
@@ -207,6 +235,7 @@ fn invalid_nodes_are_rejected() {
     assert!(get([8, 6, 2, 3], (I32, [4, 2, 3, 1]), (F32, [8, 4, 2, 3])));
     assert!(!get([8, 6, 2, 3], (I64, [4, 2, 3, 1]), (F32, [8, 4, 2, 3])), "ids of I64");
     assert!(!get([8, 6, 1, 3], (I32, [4, 2, 3, 1]), (F32, [8, 4, 2, 3])), "no broadcast");
+    assert!(!get([8, 6, 3, 3], (I32, [4, 2, 3, 1]), (F32, [8, 4, 2, 3])), "more matrices than lists of ids");
     assert!(!get([8, 6, 2, 1], (I32, [4, 2, 1, 2]), (F32, [8, 4, 2, 1])), "four dimensions of ids");
     assert!(!get([8, 6, 2, 3], (I32, [4, 2, 3, 1]), (F16, [8, 4, 2, 3])), "dst is F32");
     assert!(!get([8, 6, 2, 3], (I32, [4, 2, 3, 1]), (F32, [8, 5, 2, 3])), "as many rows as ids");
@@ -225,6 +254,10 @@ fn invalid_nodes_are_rejected() {
     assert!(!set([8, 5, 4, 3], (F32, [5, 2, 3, 1]), (F16, a), a), "ids of F32");
     assert!(!set([7, 5, 4, 3], (I64, [5, 2, 3, 1]), (F16, a), a), "shorter rows");
     assert!(!set([8, 5, 2, 3], (I64, [5, 2, 3, 1]), (F16, a), a), "fewer matrices");
+    assert!(
+        !set([8, 5, 2, 1], (I64, [5, 1, 1, 1]), (F16, [8, 6, 1, 1]), [8, 6, 1, 1]),
+        "more matrices than the target"
+    );
     assert!(!set([8, 5, 4, 3], (I64, [4, 2, 3, 1]), (F16, a), a), "fewer ids than rows");
     assert!(!set([8, 5, 4, 3], (I64, [5, 3, 3, 1]), (F16, a), a), "4 is no multiple of 3");
     assert!(!set([8, 5, 4, 3], (I64, [5, 0, 3, 1]), (F16, a), a), "no list of ids");

@@ -105,7 +105,15 @@ fn an_unused_leaf_may_have_any_address() {
     client.free(&freed);
     let case = BinaryGraph::new(&memory, OpCode::Add);
     let mut tensors = case.tensors();
-    tensors.extend([other.float_tensor(1, N, 0), freed.float_tensor(2, 4, 0), memory.float_tensor(3, N, 1 << 40)]);
+    // A client of several servers may send a leaf whose buffer another server has.
+    let mut elsewhere = memory.float_tensor(4, N, 0);
+    (elsewhere.buffer, elsewhere.data) = (0x7f12_3456_7890, 0x7f65_4321_0000);
+    tensors.extend([
+        other.float_tensor(1, N, 0),
+        freed.float_tensor(2, 4, 0),
+        memory.float_tensor(3, N, 1 << 40),
+        elsewhere,
+    ]);
     case.check(&mut client, 1, |c| c.compute_graph(0, &[0xc], &tensors), |a, b| a + b);
 }
 

@@ -307,4 +307,30 @@ mod tests {
             assert_eq!(fnv.0, want, "{text:?}");
         }
     }
+
+    /// A file system that fills up in the middle of an entry, or before its header: a miss, and no file is left.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_entry_on_a_full_file_system_is_not_cached() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = CacheConfig { dir: dir.path().to_owned(), max_bytes: 1 << 20 };
+        let logs = Arc::new(LogLimits::new(&crate::rpc::server::Config::default()));
+        let cache = TensorCache::open(&config, &logs).expect("a cache");
+        let (data, owner) = (vec![7; MIN_BYTES as usize], CacheOwner::new("one"));
+        let (half, rest) = data.split_at(data.len() / 2);
+        let mut fnv = Fnv1a::new();
+        fnv.update(&data);
+        for full_after in [0, 1, 2] {
+            let mut writer = cache.begin_write(owner, MIN_BYTES).expect("a writer");
+            for (step, part) in [half, rest, &[]].into_iter().enumerate() {
+                if let (true, Some(entry)) = (step == full_after, &mut writer.entry) {
+                    *entry.file.file() = File::options().write(true).open("/dev/full").expect("a device");
+                }
+                writer.update(part);
+            }
+            writer.commit();
+            assert!(cache.lookup(EntryKey { owner, fnv: fnv.0 }, MIN_BYTES).is_none(), "{full_after}");
+            assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0, "{full_after}");
+        }
+    }
 }
