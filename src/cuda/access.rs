@@ -165,7 +165,7 @@ impl Access {
         }
         let outer = loops.iter().skip(usize::from(matches!(self.run, Run::Shape)));
         let mut outer = outer.filter(|&&(count, _)| count > 1).map(|&(_, stride)| stride);
-        if outer.any(|stride| !stride.is_multiple_of(self.vector * size)) {
+        if self.vector > 1 && outer.any(|stride| !stride.is_multiple_of(self.vector * size)) {
             return Err("in vectors at misaligned strides");
         }
         Ok(())
@@ -236,7 +236,9 @@ fn check_launch(launch: &mut KernelLaunch, node: &NodeView<'_>, shared: SharedBy
         return Ok(());
     }
     for access in std::mem::take(&mut launch.accesses) {
-        let pointer = launch.pointers.get(access.pointer).copied().unwrap_or(Ptr::Null);
+        let Some(&pointer) = launch.pointers.get(access.pointer) else {
+            return Err(format!("has no pointer {}, a bug: {}", access.pointer, launch.entry().name));
+        };
         let source = |i: u8, offset| node.srcs.get(i.into()).map(|desc| Operand::of(desc, node.aligned, offset));
         let operand = match pointer {
             Ptr::Null => None,

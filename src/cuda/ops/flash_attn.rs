@@ -131,6 +131,9 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     if !convert || !floats || mask.is_some_and(|mask| mask.dtype() != DType::F16) {
         return Err(on.unsupported_types());
     }
+    if on.node.srcs.get(4).is_some_and(|sinks| !sinks.is_contiguous()) {
+        return Err(on.unsupported("sinks that are not contiguous"));
+    }
     let (qs, ks, vs) = (on.shape(q)?, on.shape(k)?, on.shape(v)?);
     let ([dk, tokens, heads, batches], positions, dv) = (qs.ne, ks.ne[1], vs.ne[0]);
     let (per_k, per_v) = (heads / ks.ne[2].max(1), heads / vs.ne[2].max(1));

@@ -6,11 +6,13 @@
 //! as many bytes as stay free. One tenant can therefore take half of the budget, two a third each, and a newcomer always finds
 //! something, however many sessions the others have. A fixed limit would waste memory if few clients are connected, or be exceeded
 //! by the sum of many. Within what its tenant may hold, a session may hold at most [`SESSION_FACTOR`] times as much as is left for
-//! the others of the tenant. A session that is no tenant's, as at loopback, is a tenant of its own.
+//! the others of the tenant. A session without a tenant, as at loopback, is a tenant of its own, and
+//! the factor does not apply to it.
 //!
 //! *Unfinished messages of the largest holder go first.* Many tenants together can still hold nearly everything, at no cost, by
 //! messages that they never finish. A thread that waits for memory therefore ends, after [`EVICT_AFTER`], sessions that read a
-//! large message: those of the tenant that holds the most, as long as that is more than the waiting one's tenant would hold.
+//! large message, if that frees enough: those of tenants that hold more than the waiting tenant would, largest first, or larger
+//! sessions of the waiting tenant.
 //!
 //! The *base* ([`BASE_BYTES`]) is reserved when the handshake of a connection is complete. It pays for small messages and small
 //! replies, so an admitted session is served also while others hold all the rest. Up to half of the budget is kept for the bases

@@ -7,8 +7,9 @@
 //! - **Address**: the one with the most pending handshakes, the new connection included, so that a flood from one address closes
 //!   no handshake of another one. Addresses of loopback are told apart here, whatever the configuration says.
 //! - **Connection** of that address: the oldest that has sent nothing. A client sends its HELLO, or begins TLS, at once, so a
-//!   flood of silent connections does not close its handshake. The newest quarter counts only by its age: otherwise a flood of
-//!   connections that send a part of HELLO would close each new client before its first byte arrives.
+//!   flood of silent connections does not close its handshake. The newest quarter of the address's connections
+//!   is exempt from the search for a silent one: otherwise a flood of connections that send a part of HELLO would close each new
+//!   client before its first byte arrives. A flood of a quarter of the limit within that time still does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Weak;

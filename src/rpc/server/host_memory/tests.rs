@@ -179,3 +179,23 @@ fn a_wait_ends_unfinished_messages_of_the_largest_holder() {
     assert!(end.try_recv().is_err(), "no other session was ended");
     drop((finished, first, small, unfinished));
 }
+
+#[test]
+fn a_wait_ends_no_session_if_that_would_not_suffice() {
+    const KIB: u64 = 1 << 10;
+    let server = HostMemory::new(3 * BASE_BYTES + 1000 * KIB, 0, Duration::from_millis(80));
+    let (ended, end) = std::sync::mpsc::channel();
+    let large = TenantHostMemory::new();
+    let [finished, unfinished] = [(); 2].map(|()| {
+        let ended = ended.clone();
+        let session = server.connect(move || ended.send(()).unwrap());
+        session.reserve_base(Arc::clone(&large)).unwrap();
+        session
+    });
+    let _held = [(&finished, 300), (&unfinished, 100)].map(|(s, kib)| s.reserve(PREPAID_BYTES + kib * KIB).unwrap());
+    let _message = unfinished.begin_message(1 << 20);
+    // 180 KiB are missing, and the unfinished message holds 100 KiB.
+    let refused = server.admit().unwrap().wait(PREPAID_BYTES + 390 * KIB).map(drop);
+    assert!(matches!(refused, Err(HostMemoryError::Exhausted { waited: true, .. })), "{refused:?}");
+    assert!(end.try_recv().is_err(), "no session was ended");
+}

@@ -106,6 +106,7 @@ fn rank_0_requires_the_capabilities_of_plain_tcp() {
             let list = allowlist("127.0.0.0/8:*");
             let accepted = Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(whole, LONG, LONG), &hung_up);
             let (mut wrong, _sender) = wrong.into_inner().unwrap();
+            assert_eq!(accepted.is_ok(), then_the_right_one, "the right peer, and only it, is accepted");
             match accepted {
                 Ok((link, _)) => {
                     let right = right.into_inner().expect("only the right one is accepted").0;
