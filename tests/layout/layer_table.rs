@@ -92,7 +92,11 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
     layer("rpc::server::ip_network", &["addresses"], &[]),
-    layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "rpc::server::ip_network", "addresses"], &[]),
+    layer(
+        "rpc::server::versions",
+        &["rpc::transport", "rpc::wire", "rpc::server::ip_network", "addresses"],
+        &["fastrand"],
+    ),
     layer(
         "rpc::server::peers::peer_trust",
         &["rpc::keys"],

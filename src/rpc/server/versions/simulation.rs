@@ -29,8 +29,8 @@ const STARTS: usize = 5;
 /// two versions, and each version of the list.
 const LINES: usize = 4;
 
-/// A step of a process: it waits so many milliseconds, then acts.
-type Step = (u64, Action);
+/// A step of a client: it waits so many milliseconds, then acts.
+type ClientStep = (u64, Action);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
@@ -45,12 +45,12 @@ enum Action {
 }
 
 /// The connections of one start of llama.cpp.
-fn start_of_llama(rng: &mut Rng) -> Vec<Step> {
+fn start_of_llama(rng: &mut Rng) -> Vec<ClientStep> {
     let devices = rng.usize(1..=4);
     start_with_devices(rng, devices)
 }
 
-fn start_with_devices(rng: &mut Rng, devices: usize) -> Vec<Step> {
+fn start_with_devices(rng: &mut Rng, devices: usize) -> Vec<ClientStep> {
     let fit = rng.bool();
     // TCP, TLS and HELLO take a round trip each.
     let connect = 3 * rng.u64(0..600);
@@ -73,7 +73,7 @@ fn start_with_devices(rng: &mut Rng, devices: usize) -> Vec<Step> {
 struct Process {
     /// Its only version; `None`: a health check, which accepts each.
     version: Option<ServedVersion>,
-    steps: std::vec::IntoIter<Step>,
+    steps: std::vec::IntoIter<ClientStep>,
     session: Option<ProvenSession>,
 }
 
@@ -110,7 +110,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn add(&mut self, version: Option<ServedVersion>, at: Instant, steps: Vec<Step>) -> usize {
+    fn add(&mut self, version: Option<ServedVersion>, at: Instant, steps: Vec<ClientStep>) -> usize {
         let number = self.processes.len();
         let due = steps.first().map(|(wait, _)| at + Duration::from_millis(*wait));
         self.processes.push(Process { version, steps: steps.into_iter(), session: None });
