@@ -9,7 +9,11 @@ mod compute_cache;
 mod connect;
 #[cfg(unix)]
 mod control;
+#[cfg(unix)]
+mod death;
 mod doctor;
+#[cfg(unix)]
+mod faults;
 #[cfg(unix)]
 mod hangup;
 #[cfg(unix)]

@@ -13,13 +13,13 @@ use fanout::rpc::server::{BindError, BoundSocket, CacheConfig, Config, Ended, Li
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
 use super::announce::Announcement;
+use super::lost_device::LostDeviceExit;
 use super::sandbox::{self, Access};
 use super::signals::{SecondSignal, end_on_signals, reread_on_hangup};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
 use super::{
-    Args, VERSION, compute_cache, configuration, fail, listen_addresses, log_writer, lost_device, open_files, print,
-    usage,
+    Args, VERSION, compute_cache, configuration, fail, listen_addresses, log_writer, open_files, print, usage,
 };
 
 /// What to do where the system starts no more threads.
@@ -149,8 +149,13 @@ fn serve(
     let (handle, drain) = (server.handle(), args.drain);
     end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })
         .map_err(|e| format!("cannot start the thread that handles signals: {e}{NO_THREAD_REMEDY}"))?;
-    lost_device::exit_after_drain(server.handle())
-        .map_err(|e| format!("cannot start the thread that ends the process: {e}{NO_THREAD_REMEDY}"))?;
+    let fault_report: Box<dyn Fn(&str) + Send + Sync> = match &role {
+        #[cfg(unix)]
+        Role::Worker(link) => Box::new(link.fault_report()?),
+        Role::Alone(_) => Box::new(|client| log::warn!("a kernel of {client} has made a device unusable")),
+    };
+    let lost_device = LostDeviceExit::new(server.handle(), fault_report);
+    lost_device.watch().map_err(|e| format!("cannot start the thread that ends the process: {e}{NO_THREAD_REMEDY}"))?;
     if let Some(keys) = config.keys.as_ref().filter(|_| args.allow_keys.is_some()) {
         reread_on_hangup(server.handle(), keys.clone())?;
     }
@@ -167,7 +172,7 @@ fn serve(
     });
     drop(reported?);
     match ended {
-        Ended::DeviceLost(error) => lost_device::exit(&error),
+        Ended::DeviceLost(error) => lost_device.exit(&error),
         Ended::NoThread(error) => Err(format!("{error}{NO_THREAD_REMEDY}").into()),
         _ => {
             log::info!("server ended");
@@ -222,13 +227,14 @@ fn bind(
         },
         #[cfg(unix)]
         Role::Worker(link) => {
-            let mut is_restart = false;
+            let (mut is_restart, mut refused) = (false, Vec::new());
             let request = || {
-                let (sockets, restart) = link.request_sockets(addresses.len())?;
-                is_restart = restart;
-                Ok(sockets)
+                let start = link.request_sockets(addresses.len())?;
+                (is_restart, refused) = (start.is_restart, start.refused);
+                Ok(start.sockets)
             };
             let server = Server::bind_sockets(&addresses, request, devices, config)?;
+            server.handle().refuse(&refused);
             Ok((server, is_restart))
         }
     }

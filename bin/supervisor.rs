@@ -6,7 +6,6 @@
 //! the supervisor also reaps orphans, since it waits for any child.
 
 use std::error::Error;
-use std::fmt::Display;
 use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -21,14 +20,16 @@ use fanout::rpc::server::{BindError, BoundSocket, ListenAddress};
 use log::{debug, error, info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::getsockname;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
 
 use super::announce::Announcement;
 use super::backoff::Backoff;
+use super::death::{Death, Seconds};
+use super::faults::FaultCounts;
 use super::heartbeat::Heartbeat;
-use super::{control, fail, hangup, log_writer, lost_device};
+use super::{control, fail, hangup, log_writer};
 
 /// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,6 +78,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
         has_served: false,
         failed_starts: 0,
         hangup_pending: false,
+        faults: FaultCounts::default(),
         end: None,
     });
     match supervisor.and_then(Supervisor::run) {
@@ -186,6 +188,8 @@ struct Supervisor {
     failed_starts: u32,
     /// Whether a SIGHUP is to be forwarded.
     hangup_pending: bool,
+    /// The clients whose kernels have ended workers.
+    faults: FaultCounts,
     end: Option<End>,
 }
 
@@ -333,6 +337,13 @@ impl Supervisor {
                 Ok(1) if message == [control::BEAT] => {
                     worker.heartbeat.iter_mut().for_each(Heartbeat::beat);
                 }
+                Ok(1) if message == [control::FAULT] => match control::read_fault(link) {
+                    Ok(client) => self.record_fault(client),
+                    Err(e) => {
+                        debug!("supervisor: worker {} names no client of its fault: {e}", worker.pid);
+                        worker.link = None;
+                    }
+                },
                 Ok(1) if message == [control::READY] => {
                     let now = Instant::now();
                     (worker.ready, worker.heartbeat) = (Some(now), Some(Heartbeat::start(now)));
@@ -346,6 +357,16 @@ impl Supervisor {
                 // Its end is reported when it is reaped.
                 _ => worker.link = None,
             }
+        }
+    }
+
+    /// Counts a fault of a client's kernel, which ends the worker.
+    fn record_fault(&mut self, client: String) {
+        match self.faults.record(client.clone(), Instant::now()) {
+            Some(time) => {
+                error!("supervisor: a kernel of {client} has made a device unusable again: refused for {time:?}")
+            }
+            None => info!("supervisor: a kernel of {client} has made a device unusable"),
         }
     }
 
@@ -374,7 +395,7 @@ impl Supervisor {
         let sockets = self.sockets.insert(sockets);
         if let Some(worker) = &mut self.worker
             && let Some(link) = &worker.link
-            && let Err(e) = control::send_sockets(link, sockets, self.has_served)
+            && let Err(e) = control::send_sockets(link, sockets, self.has_served, &self.faults.refused(Instant::now()))
         {
             // A worker that waits for the rest ends with the connection.
             debug!("supervisor: cannot send the sockets to worker {}: {e}", worker.pid);
@@ -475,48 +496,6 @@ fn spawn_worker() -> io::Result<Worker> {
 /// The file of this program. On Linux the link to the running program: its file may have been replaced by another version.
 fn executable() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
-}
-
-/// How a worker has ended.
-struct Death {
-    exit_code: Option<i32>,
-    signal: Option<i32>,
-}
-
-impl Death {
-    fn of(status: WaitStatus) -> Death {
-        Death { exit_code: status.exit_status(), signal: status.terminating_signal() }
-    }
-
-    /// As a shell reports it: the exit code, or 128 + signal. Never 0, with which no worker ends before it has served.
-    fn failure_status(&self) -> u8 {
-        let code = self.exit_code.or_else(|| Some(128 + self.signal?));
-        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)
-    }
-}
-
-impl Display for Death {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (self.exit_code, self.signal) {
-            (Some(code), _) if code == i32::from(lost_device::EXIT_CODE) => {
-                write!(f, "ended with exit code {code}, because a device is lost (its own lines name it)")
-            }
-            (Some(code), _) => write!(f, "ended with exit code {code}"),
-            (None, Some(signal)) => {
-                write!(f, "was killed by {} (signal {signal})", signal_name(signal).unwrap_or("an unnamed signal"))
-            }
-            (None, None) => write!(f, "ended"),
-        }
-    }
-}
-
-/// A time in seconds, for the log.
-struct Seconds(Duration);
-
-impl Display for Seconds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} s", self.0.as_secs_f64())
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use fanout::rpc::server::BoundSocket;
 use rustix::process::getppid;
 
 use super::control;
@@ -62,9 +61,22 @@ impl SupervisorLink {
         std::thread::Builder::new().name("heartbeat".to_owned()).spawn(beat).map(drop)
     }
 
-    /// The listening sockets, and whether this worker replaces another one.
-    pub(crate) fn request_sockets(&self, count: usize) -> io::Result<(Vec<BoundSocket>, bool)> {
+    /// The listening sockets, and what else the supervisor knows at the start.
+    pub(crate) fn request_sockets(&self, count: usize) -> io::Result<control::Start> {
         control::request_sockets(&self.stream, count)
+    }
+
+    /// Returns a function that reports that a kernel of a client has made a device unusable.
+    ///
+    /// # Errors
+    /// The process has no descriptor for it.
+    pub(crate) fn fault_report(&self) -> io::Result<impl Fn(&str) + Send + Sync + 'static> {
+        let stream = self.stream.try_clone()?;
+        Ok(move |client: &str| {
+            if let Err(e) = control::report_fault(&stream, client) {
+                log::warn!("cannot report {client} to the supervisor: {e}");
+            }
+        })
     }
 
     /// Reports that this process serves: from now on, the supervisor replaces it when it dies.

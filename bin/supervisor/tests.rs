@@ -21,6 +21,7 @@ fn supervisor(worker: Option<Worker>) -> Supervisor {
         has_served: true,
         failed_starts: 0,
         hangup_pending: false,
+        faults: FaultCounts::default(),
         end: None,
     }
 }

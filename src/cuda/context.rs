@@ -2,7 +2,7 @@
 
 use super::CudaOptions;
 use super::deferred_drop::DeferredDrops;
-use super::driver::{Gpu, describe, poisons};
+use super::driver::{Gpu, describe, is_kernel_fault, poisons};
 use super::event_timeline::EventTimeline;
 use super::events::{Event, Stream};
 use super::launch_log::LaunchLog;
@@ -45,11 +45,19 @@ pub(super) struct PrimaryContext {
     pub(super) name: String,
     cuda: Arc<CudaContext>,
     /// Why the device is unusable until the process is started again.
-    lost: OnceLock<DeviceError>,
+    lost: OnceLock<Loss>,
     /// A kernel does not end: calls that release something may wait for it.
     hung: AtomicBool,
     /// What the queues of the device have launched, for the messages of failures.
     launch_logs: Mutex<Vec<Weak<LaunchLog>>>,
+}
+
+/// Why a device is lost.
+#[derive(Debug)]
+struct Loss {
+    error: DeviceError,
+    /// The budget of the session whose kernel is the cause, if that is known.
+    session: Option<Arc<MemoryBudget>>,
 }
 
 impl PrimaryContext {
@@ -88,7 +96,11 @@ impl PrimaryContext {
     /// The error of a failed driver call on this device. If it makes the context unusable, the device is lost.
     pub(super) fn driver_error(&self, call: &'static str, e: DriverError) -> DeviceError {
         let error = super::driver::driver_error(&self.name, call, e);
-        if poisons(e.0) { self.mark_lost(&format!("{call} failed: {}", describe(e))) } else { error }
+        if poisons(e.0) {
+            self.mark_lost(&format!("{call} failed: {}", describe(e)), is_kernel_fault(e.0))
+        } else {
+            error
+        }
     }
 
     /// Marks the device as lost because a kernel does not end, and returns the error. From now on, nothing of the device is
@@ -98,23 +110,29 @@ impl PrimaryContext {
             // Releasing the context would wait for the kernel.
             std::mem::forget(Arc::clone(&self.cuda));
         }
-        self.mark_lost(&format!("no progress for {} s (the device timeout)", timeout.as_secs_f32()))
+        self.mark_lost(&format!("no progress for {} s (the device timeout)", timeout.as_secs_f32()), true)
     }
 
-    /// Marks the device as lost, and returns the error, that of the first time.
-    fn mark_lost(&self, reason: &str) -> DeviceError {
-        let error = self.lost.get_or_init(|| {
-            let running = LaunchLog::describe_running(&lock(&self.launch_logs));
+    /// Marks the device as lost, by a kernel or by another cause, and returns the error, that of the first time.
+    fn mark_lost(&self, reason: &str, by_kernel: bool) -> DeviceError {
+        let loss = self.lost.get_or_init(|| {
+            let logs = lock(&self.launch_logs);
+            let running = LaunchLog::describe_running(&logs);
             let error = DeviceError::Lost { device: self.name.clone(), reason: format!("{reason}; {running}") };
             log::error!("{error}");
-            error
+            Loss { error, session: by_kernel.then(|| LaunchLog::sole_tenant(&logs)).flatten() }
         });
-        error.clone()
+        loss.error.clone()
     }
 
     /// Why the device is unusable until the process is started again, if it is.
     pub(super) fn lost(&self) -> Option<&DeviceError> {
-        self.lost.get()
+        self.lost.get().map(|loss| &loss.error)
+    }
+
+    /// The budget of the session whose kernel is the cause of that, if it is known.
+    pub(super) fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
+        self.lost.get()?.session.clone()
     }
 
     /// Fails if the device is lost.

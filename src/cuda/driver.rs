@@ -243,18 +243,9 @@ pub fn emulated_counts() -> Option<String> {
 /// driver's documentation asks for the process to be started again. Calls report such an error later than it happens.
 pub(super) fn poisons(error: sys::CUresult) -> bool {
     use sys::CUresult as R;
-    matches!(
+    let is_beyond_kernels = matches!(
         error,
-        R::CUDA_ERROR_ILLEGAL_ADDRESS
-            | R::CUDA_ERROR_LAUNCH_FAILED
-            | R::CUDA_ERROR_LAUNCH_TIMEOUT
-            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | R::CUDA_ERROR_MISALIGNED_ADDRESS
-            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | R::CUDA_ERROR_INVALID_PC
-            | R::CUDA_ERROR_ASSERT
-            | R::CUDA_ERROR_ECC_UNCORRECTABLE
+        R::CUDA_ERROR_ECC_UNCORRECTABLE
             | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
             | R::CUDA_ERROR_EXTERNAL_DEVICE
             | R::CUDA_ERROR_MPS_CONNECTION_FAILED
@@ -267,6 +258,24 @@ pub(super) fn poisons(error: sys::CUresult) -> bool {
             | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
             // What the driver reports for a GPU that fell off the bus (Xid 79).
             | R::CUDA_ERROR_UNKNOWN
+    );
+    is_kernel_fault(error) || is_beyond_kernels
+}
+
+/// Whether this error, which [`poisons`] the context, is the fault of a kernel, not of the hardware, the driver or MPS.
+pub(super) fn is_kernel_fault(error: sys::CUresult) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        error,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_ASSERT
     )
 }
 

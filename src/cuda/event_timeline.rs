@@ -6,7 +6,7 @@ use super::launch_log::LaunchLog;
 use super::pinned::PinnedBlock;
 use super::prediction::WorkTimes;
 use super::turns::StreamStatus;
-use crate::device::{CompletionSource, DeviceError, Timeline, TimelinePoint};
+use crate::device::{CompletionSource, DeviceError, MemoryBudget, Timeline, TimelinePoint};
 use crate::ops::OpCode;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -84,8 +84,13 @@ impl fmt::Debug for EventTimeline {
 }
 
 impl EventTimeline {
-    pub(super) fn new(context: &Arc<DeviceContext>, stream: &Arc<Stream>) -> Result<EventTimeline, DeviceError> {
-        let launch_log = Arc::default();
+    /// The timeline of a queue with this budget.
+    pub(super) fn new(
+        context: &Arc<DeviceContext>,
+        stream: &Arc<Stream>,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<EventTimeline, DeviceError> {
+        let launch_log = LaunchLog::new(budget);
         context.primary().add_launch_log(&launch_log);
         let now = Instant::now();
         Ok(EventTimeline {

@@ -2,10 +2,11 @@
 //! a hung kernel not at all.
 
 use super::context::lock;
+use crate::device::MemoryBudget;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Limit of remembered spans. Later launches extend the last one.
 const MAX_SPANS: usize = 64;
@@ -38,14 +39,21 @@ impl fmt::Display for LaunchSpan {
 }
 
 /// The spans of a queue that are not known to be done, each with the sequence number of the next event behind it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LaunchLog {
+    /// The budget of the queue: of the session that launches.
+    session: Arc<MemoryBudget>,
     spans: Mutex<VecDeque<(u64, LaunchSpan)>>,
     /// Launches since the last event.
     count: AtomicU64,
 }
 
 impl LaunchLog {
+    /// The log of a queue with this budget.
+    pub(super) fn new(session: &Arc<MemoryBudget>) -> Arc<LaunchLog> {
+        Arc::new(LaunchLog { session: Arc::clone(session), spans: Mutex::default(), count: AtomicU64::new(0) })
+    }
+
     /// Adds a span before event `seq`.
     pub(super) fn push(&self, seq: u64, span: LaunchSpan) {
         let mut spans = lock(&self.spans);
@@ -83,6 +91,14 @@ impl LaunchLog {
         Some(if first == last { first.to_string() } else { format!("{first}, up to {last}") })
     }
 
+    /// The budget of a queue that had kernels running, if all queues that had are of one tenant.
+    pub(super) fn sole_tenant(logs: &[Weak<LaunchLog>]) -> Option<Arc<MemoryBudget>> {
+        let mut running = logs.iter().filter_map(Weak::upgrade).filter(|log| !lock(&log.spans).is_empty());
+        let first = running.next()?;
+        let is_sole = running.all(|log| log.session.is_same_tenant(&first.session));
+        is_sole.then(|| Arc::clone(&first.session))
+    }
+
     /// Which kernels the queues with these logs had running.
     pub(super) fn describe_running(logs: &[Weak<LaunchLog>]) -> String {
         let running: Vec<_> = logs.iter().filter_map(Weak::upgrade).filter_map(|log| log.running()).collect();
@@ -102,7 +118,6 @@ impl LaunchLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     fn span(first: usize, last: usize) -> LaunchSpan {
         LaunchSpan { first, last, first_kernel: "a", last_kernel: "b", of: 9 }
@@ -110,7 +125,7 @@ mod tests {
 
     #[test]
     fn messages_name_what_was_running() {
-        let logs = [(); 5].map(|()| Arc::new(LaunchLog::default()));
+        let logs = [(); 5].map(|()| LaunchLog::new(&MemoryBudget::new(0)));
         let describe = || LaunchLog::describe_running(&logs.each_ref().map(Arc::downgrade));
         assert_eq!(describe(), "no kernel was running; the cause cannot be known");
         logs[0].push(1, span(2, 2));
@@ -127,12 +142,30 @@ mod tests {
 
     #[test]
     fn the_log_is_bounded() {
-        let log = LaunchLog::default();
+        let log = LaunchLog::new(&MemoryBudget::new(0));
         (0..1000).for_each(|seq| log.push(seq, span(0, 3)));
         assert_eq!(lock(&log.spans).len(), MAX_SPANS);
         log.forget_until(998);
         assert!(log.running().is_some());
         log.forget_until(999);
         assert_eq!(log.running(), None);
+    }
+
+    /// Several sessions of one tenant count as one; those of two do not, since either may be the cause.
+    #[test]
+    fn a_fault_is_of_the_tenant_that_alone_had_kernels_running() {
+        let tenants = [(); 2].map(|()| MemoryBudget::for_client(0));
+        let logs = [0, 0, 1].map(|tenant: usize| LaunchLog::new(&MemoryBudget::within(&tenants[tenant], 0)));
+        let weak = logs.each_ref().map(Arc::downgrade);
+        let sole = || LaunchLog::sole_tenant(&weak).map(|sole| tenants.each_ref().map(|t| t.is_same_tenant(&sole)));
+        assert_eq!(sole(), None);
+        logs[0].push(1, span(0, 0));
+        logs[1].push(3, span(0, 0));
+        assert_eq!(sole(), Some([true, false]));
+        logs[2].push(1, span(0, 0));
+        assert_eq!(sole(), None);
+        logs[0].forget_until(1);
+        logs[1].forget_until(3);
+        assert_eq!(sole(), Some([false, true]));
     }
 }

@@ -249,6 +249,10 @@ impl Device for CudaDevice {
         self.context.primary().lost().cloned()
     }
 
+    fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
+        self.context.primary().lost_by()
+    }
+
     /// Sampled: the time from one call to the next counts if there is work that is not done.
     fn activity(&self) -> Option<DeviceActivity> {
         Some(DeviceActivity { busy: self.context.sampled_busy_time(), waiting: self.context.turns.waiting() })

@@ -46,7 +46,7 @@ impl CudaQueue {
     pub(super) fn new(context: &Arc<DeviceContext>, budget: &Arc<MemoryBudget>) -> Result<CudaQueue, DeviceError> {
         context.primary().check_lost()?;
         let stream = Arc::new(Stream::new(context.primary())?);
-        let events = Arc::new(EventTimeline::new(context, &stream)?);
+        let events = Arc::new(EventTimeline::new(context, &stream, budget)?);
         let source = Arc::clone(&events);
         let timeline = Timeline::with_source(source);
         context.add_queue(&timeline);

@@ -66,6 +66,10 @@ pub trait ForwardDevice: Send + Sync + Debug {
         self.inner().lost()
     }
 
+    fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
+        self.inner().lost_by()
+    }
+
     fn activity(&self) -> Option<DeviceActivity> {
         self.inner().activity()
     }
@@ -205,6 +209,10 @@ impl<T: ForwardDevice> Device for T {
 
     fn lost(&self) -> Option<DeviceError> {
         ForwardDevice::lost(self)
+    }
+
+    fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
+        ForwardDevice::lost_by(self)
     }
 
     fn activity(&self) -> Option<DeviceActivity> {

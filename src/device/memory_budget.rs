@@ -72,6 +72,11 @@ impl MemoryBudget {
         [self.tenant().id, self.id]
     }
 
+    /// Whether both budgets are of one tenant.
+    pub(crate) fn is_same_tenant(&self, other: &MemoryBudget) -> bool {
+        self.tenant().id == other.tenant().id
+    }
+
     /// The weight of the tenant in the order of turns: a tenant with twice the share of another one has twice its time on a
     /// device for which both wait.
     pub(crate) fn share(&self) -> u32 {

@@ -211,6 +211,12 @@ pub trait Device: Send + Sync + Debug {
         None
     }
 
+    /// The budget of a queue whose kernel made the device unusable, by a fault or because it does not end. `None`: the device is
+    /// not lost ([`Device::lost`]), or not by a kernel, or kernels of several tenants ran.
+    fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
+        None
+    }
+
     /// How much the device has to do. `None`: it does not know.
     fn activity(&self) -> Option<DeviceActivity> {
         None

@@ -85,6 +85,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
     layer("rpc::server::host_memory", &["device"], &[]),
+    layer("rpc::server::refused_clients", &[], &[]),
     layer(
         "rpc::server::allowed_keys",
         &["io_hint", "size", "rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
@@ -137,6 +138,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::allowed_keys",
             "rpc::server::host_memory",
             "rpc::server::limits",
+            "rpc::server::refused_clients",
             "rpc::server::thread_budget",
             "addresses",
         ],
@@ -442,6 +444,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::ggml",
             "rpc::server::extended",
             "rpc::server::limits",
+            "rpc::server::refused_clients",
             "rpc::server::tenants",
             "rpc::server::audit",
             "rpc::server::log_limits",

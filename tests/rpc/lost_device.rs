@@ -3,6 +3,7 @@
 
 use crate::gpus::emulated_program;
 use crate::server_program::{ServerProcess, spawn_server_with_log};
+use crate::server_program_keys::Fixture;
 use crate::server_program_lifecycle::{QueueWork, options};
 use crate::server_program_supervisor::next_worker;
 use crate::support::*;
@@ -186,4 +187,39 @@ fn the_supervisor_replaces_a_worker_whose_gpu_is_lost() {
     let text = std::fs::read_to_string(log.path()).unwrap();
     let says = format!("supervisor: worker {worker} ended with exit code 75, because a device is lost");
     assert!(text.contains(&says), "{text}");
+}
+
+/// A client whose kernels fault twice is refused by the third worker, by its key. Other keys are served, and what a client did whose
+/// device is lost by another cause counts for nothing.
+#[test]
+fn a_client_whose_kernels_fault_twice_is_refused() {
+    for (fault, is_refused) in [("1:address", true), ("1:ecc", false)] {
+        let settings = [("CUDAEMU_DEVICES", "1"), ("CUDAEMU_MEMORY", "64M"), ("CUDAEMU_FAULT_AT", fault)];
+        let (fixture, _) = Fixture::start_program(["", ""], &["-d", "0"], |args| emulated_program(&settings, args));
+        let supervisor = fixture.server.child.id();
+        let mut worker = next_worker(supervisor, None);
+        for _ in 0..2 {
+            let endpoint =
+                Endpoint::connect(&fixture.server.addr, &fixture.options(Some(&fixture.alice)).with_retry(WATCHDOG));
+            let error = LaunchWork::on_device(&*endpoint.unwrap().devices()[0]).run().unwrap_err().to_string();
+            assert!(error.contains("is lost"), "{error}");
+            worker = next_worker(supervisor, Some(worker));
+        }
+        let devices = |key| {
+            let endpoint = Endpoint::connect(&fixture.server.addr, &fixture.options(Some(key)).with_retry(WATCHDOG));
+            endpoint.map(|endpoint| endpoint.devices().len()).map_err(|e| e.to_string())
+        };
+        assert_eq!(devices(&fixture.bob), Ok(1));
+        let alice = Endpoint::connect(&fixture.server.addr, &fixture.options(Some(&fixture.alice)));
+        assert_eq!(alice.is_err(), is_refused, "{fault}: {}", fixture.log());
+        let key = fixture.alice.public_key();
+        let lines = [
+            format!("supervisor: a kernel of {key} has made a device unusable"),
+            format!("supervisor: a kernel of {key} has made a device unusable again: refused for 3600s"),
+            "rejected: kernels of its key or address have made a device unusable more than once".to_owned(),
+        ];
+        for line in lines {
+            assert_eq!(fixture.log().contains(&line), is_refused, "{fault}: {line}\n{}", fixture.log());
+        }
+    }
 }

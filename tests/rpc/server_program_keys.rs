@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command as Process, Stdio};
 
 /// A server with a list of keys, and the keys of clients.
 pub(crate) struct Fixture {
@@ -29,6 +29,15 @@ impl Fixture {
 
     /// As [`Fixture::start`], with limits of alice and of bob.
     pub(crate) fn start_with_limits(limits: [&str; 2], args: &[&str]) -> (Fixture, SecretKey) {
+        Fixture::start_program(limits, args, program)
+    }
+
+    /// As [`Fixture::start_with_limits`], with a program that `program` makes of the arguments.
+    pub(crate) fn start_program(
+        limits: [&str; 2],
+        args: &[&str],
+        program: impl Fn(&[&str]) -> Process,
+    ) -> (Fixture, SecretKey) {
         let dir = tempfile::tempdir().expect("a folder");
         let [own, alice, bob, eve] = [(); 4].map(|()| SecretKey::generate().expect("a key"));
         own.create_file(&dir.path().join("key")).expect("a file");

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use log::debug;
 use thiserror::Error;
@@ -100,6 +100,8 @@ pub(super) enum Refusal {
     Full(LimitReached),
     /// The base of a session does not fit into the host memory. The client receives the state "full".
     FullMemory(HostMemoryError),
+    /// Kernels of the client have made devices unusable: it is refused for so long.
+    AfterFaults(Duration),
     /// The connection was closed for another one.
     Closed,
 }
@@ -300,6 +302,9 @@ impl SessionPermit {
         };
         if state.draining.is_some() {
             return Err(Refusal::Draining);
+        }
+        if let Some(remaining) = self.admission.tenants.refused_for(peer) {
+            return Err(Refusal::AfterFaults(remaining));
         }
         let connection = self.admission.tenants.reserve(peer, Resource::Connections).map_err(Refusal::Full)?;
         memory.reserve_base(self.admission.tenants.host_memory(peer)).map_err(Refusal::FullMemory)?;

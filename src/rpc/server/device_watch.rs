@@ -8,7 +8,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, MemoryBudget};
 
 /// Time between two polls of the devices.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -24,17 +24,25 @@ pub(super) struct DeviceWatch {
 #[derive(Default)]
 struct WatchState {
     lost: Option<DeviceError>,
+    /// The identity of the client whose kernel is the cause, if it is known.
+    lost_by: Option<String>,
     ended: bool,
 }
 
 impl DeviceWatch {
     /// The watch's thread: polls the devices. Returns the error of the first device that is lost, or `None` after
-    /// [`DeviceWatch::end`].
-    pub(super) fn run(&self, devices: &[Arc<dyn Device>]) -> Option<DeviceError> {
+    /// [`DeviceWatch::end`]. `identify` names the client whose session has a budget.
+    pub(super) fn run(
+        &self,
+        devices: &[Arc<dyn Device>],
+        identify: impl Fn(&MemoryBudget) -> Option<String>,
+    ) -> Option<DeviceError> {
         let mut state = self.lock();
         while !state.ended {
-            if let Some(error) = devices.iter().find_map(|device| device.lost()) {
+            let lost = devices.iter().find_map(|device| device.lost().map(|error| (device, error)));
+            if let Some((device, error)) = lost {
                 state.lost = Some(error.clone());
+                state.lost_by = device.lost_by().and_then(|session| identify(&session));
                 self.changed.notify_all();
                 return Some(error);
             }
@@ -52,6 +60,11 @@ impl DeviceWatch {
     /// The error of the device that the watch has found to be lost.
     pub(super) fn lost(&self) -> Option<DeviceError> {
         self.lock().lost.clone()
+    }
+
+    /// The identity of the client whose kernel is the cause of that, if it is known.
+    pub(super) fn lost_by(&self) -> Option<String> {
+        self.lock().lost_by.clone()
     }
 
     /// Blocks until a device is lost, and returns its error; `None` after [`DeviceWatch::end`].

@@ -141,6 +141,13 @@ fn begin_session(
             (ServerState::Draining, LogKind::RejectedDraining, reason)
         }
         Err(Refusal::Full(reason)) => (ServerState::Full, LogKind::RejectedFull, reason.to_string()),
+        Err(Refusal::AfterFaults(remaining)) => {
+            let minutes = remaining.as_secs().div_ceil(60);
+            let reason = format!(
+                "kernels of its key or address have made a device unusable more than once; it is refused for {minutes} min"
+            );
+            (ServerState::Full, LogKind::RejectedAfterFaults, reason)
+        }
         Err(Refusal::FullMemory(reason)) => (ServerState::Full, LogKind::RejectedMemory, reason.to_string()),
     };
     server.logs.log(peer, kind, format_args!("{peer}: rejected: {reason}; connection closed"));

@@ -87,6 +87,7 @@ log_kinds! {
     RejectedDraining: Info, 1, "clients rejected by the drain";
     RejectedFull: Warn, 1, "clients rejected by the limits of connections";
     RejectedMemory: Warn, 1, "clients rejected by the limit of host memory";
+    RejectedAfterFaults: Warn, 1, "clients rejected after faults of their kernels";
     RejectedHandshake: Warn, 1, "clients closed by the limits of handshakes";
     /// A connection that ended badly before its HELLO was complete.
     BadConnection: Warn, 1, "connections that ended badly before their HELLO";

@@ -23,6 +23,7 @@
 //! folder                              opens the files of the cache and of the models by their folder's handle
 //! host_memory                         budget of the host memory that clients cause, by tenants and their sessions
 //! thread_budget                       limit of the threads of transfers
+//! refused_clients                     clients that are refused for a time, after faults of their kernels
 //! hangup_watch                        aborts the work of clients that have gone
 //! device_watch                        ends the server when a device is lost
 //! ```
@@ -66,6 +67,7 @@ mod listen;
 mod log_limits;
 mod peers;
 mod pending_handshakes;
+mod refused_clients;
 mod resource_requests;
 mod serve;
 mod session;
@@ -86,6 +88,7 @@ pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
 pub(crate) use log_limits::{LogKind, LogLimits};
 pub use peers::{ParsePeerError, Peer};
+pub use refused_clients::RefusedClient;
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
 use std::io;
@@ -477,9 +480,20 @@ impl ServerHandle {
         self.0.device_watch.wait()
     }
 
+    /// The client whose kernel made a device unusable: a key, or "address" and an IP address. `None`: no device is lost, or not by a
+    /// kernel, or kernels of several clients ran, or the limits per address do not apply to the client, as to one from loopback.
+    pub fn faulting_client(&self) -> Option<String> {
+        self.0.device_watch.lost_by()
+    }
+
+    /// Refuses new sessions of these clients for a time, and of no others.
+    pub fn refuse(&self, clients: &[RefusedClient]) {
+        self.0.tenants.refused.set(clients);
+    }
+
     /// Drains the server when a device is lost. Returns when the drain is over, or [`Server::run`] ends.
     fn drain_if_lost(&self, devices: &[Arc<dyn Device>]) {
-        if let Some(error) = self.0.device_watch.run(devices) {
+        if let Some(error) = self.0.device_watch.run(devices, |session| self.0.tenants.identity_of_budget(session)) {
             error!("{error}; the server drains for at most {LOST_DEVICE_DRAIN:?} and ends");
             self.drain(LOST_DEVICE_DRAIN);
         }

@@ -12,12 +12,14 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use super::allowed_keys::{KeyLimits, ServerKeys};
 use super::host_memory::TenantHostMemory;
 use super::limits::Config;
+use super::refused_clients::RefusedClients;
 use super::thread_budget::ThreadBudget;
 use crate::device::{DEFAULT_SHARE, DeviceKind, MemoryBudget};
 use crate::rpc::transport::{KeyName, PeerAddr};
@@ -78,6 +80,8 @@ pub(super) struct Tenants {
     keys: Option<ServerKeys>,
     /// Threads of transfers between servers.
     threads: Arc<ThreadBudget>,
+    /// Clients that are refused for a time.
+    pub(super) refused: RefusedClients,
     state: Mutex<TenantsState>,
 }
 
@@ -143,6 +147,14 @@ impl Tenant {
         Tenant::of(PeerAddr::Ip(SocketAddr::new(peer.ip()?, 0)), true)
     }
 
+    /// A text that tells the tenant from all others, also after a restart. That of a key is the key, whatever its name is.
+    fn identity(self) -> String {
+        match self {
+            Tenant::Key(name) => name.identity().to_string(),
+            Tenant::Address(address) => format!("address {address}"),
+        }
+    }
+
     /// What the tenant is, for messages.
     fn noun(self) -> &'static str {
         match self {
@@ -205,7 +217,8 @@ impl Tenants {
         let threads = ThreadBudget::new(config.max_transfer_threads);
         let (with_loopback, memory) = (config.loopback_tenants, config.max_memory_per_address);
         let keys = config.keys.clone();
-        Arc::new(Tenants { limits, with_loopback, memory, keys, threads, state: Mutex::default() })
+        let (refused, state) = (RefusedClients::default(), Mutex::default());
+        Arc::new(Tenants { limits, with_loopback, memory, keys, threads, refused, state })
     }
 
     /// The limits of a tenant in the list of keys.
@@ -268,11 +281,20 @@ impl Tenants {
     /// A text that tells the clients of one tenant from all others, also after a restart. It has a client's key, whatever its
     /// name is. All clients that are no tenants count as one.
     pub(super) fn identity(&self, peer: PeerAddr) -> String {
-        match self.tenant(peer) {
-            Some(Tenant::Key(name)) => name.identity().to_string(),
-            Some(Tenant::Address(address)) => format!("address {address}"),
-            None => "loopback".to_owned(),
-        }
+        self.tenant(peer).map_or_else(|| "loopback".to_owned(), Tenant::identity)
+    }
+
+    /// [`Tenants::identity`] of the clients of the tenant in whose budget this one lies; `None`: it is of no tenant.
+    pub(super) fn identity_of_budget(&self, budget: &MemoryBudget) -> Option<String> {
+        let state = self.lock();
+        let tenant = state.by_tenant.iter().find(|(_, entry)| entry.memory.is_same_tenant(budget));
+        tenant.map(|(tenant, _)| tenant.identity())
+    }
+
+    /// For how long the client at `peer` is refused because of earlier faults; `None`: it is not.
+    pub(super) fn refused_for(&self, peer: PeerAddr) -> Option<Duration> {
+        let tenant = self.tenant(peer)?;
+        self.refused.remaining(|| tenant.identity(), Instant::now())
     }
 
     /// Counts one `resource` of the client at `peer` until the permit is dropped.
