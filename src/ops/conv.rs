@@ -170,4 +170,9 @@ impl OpFamily for Conv {
     fn in_place(&self, _: usize) -> bool {
         false
     }
+
+    /// A sum over no taps is 0.
+    fn may_be_empty(&self, _: usize) -> bool {
+        true
+    }
 }

@@ -23,12 +23,12 @@ impl ConvAxis {
 
     /// The output size of `image` elements and a kernel of `kernel` taps:
     /// `(image + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1`, with a quotient that is truncated toward zero as in
-    /// ggml, so that a kernel which exceeds the padded image by less than a stride still has one output. `None` if it is
-    /// negative, if an index of the image could overflow, and for a stride below 1.
+    /// ggml, so that a kernel which exceeds the padded image by less than a stride still has one output. The formula also holds for a kernel without taps.
+    /// `None` if it is negative, if an index of the image could overflow, and for a stride below 1.
     pub fn output(&self, image: usize, kernel: usize) -> Option<usize> {
         let stride = Some(i64::from(self.stride)).filter(|&stride| stride > 0)?;
         let image = i64::try_from(image).ok().filter(|&n| n <= MAX_REACH)?;
-        let last_tap = i64::try_from(kernel.checked_sub(1)?).ok()?;
+        let last_tap = i64::try_from(kernel).ok()? - 1;
         let reach = i64::from(self.dilation).checked_mul(last_tap).filter(|n| n.abs() <= MAX_REACH)?;
         usize::try_from((image + 2 * i64::from(self.padding) - reach - 1) / stride + 1).ok()
     }
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(output(3, 0, 1, 1, 2), Some(1), "the quotient is truncated toward zero");
         assert_eq!(output(3, 0, 1, 1, 4), Some(0));
         assert_eq!(output(3, 0, 1, 1, 9), None);
-        assert_eq!(output(1, 0, 1, 10, 0), None, "no taps");
+        assert_eq!(output(1, 0, 1, 10, 0), Some(11), "no taps");
         assert_eq!(output(0, 0, 1, 10, 3), None);
         assert_eq!(output(-1, 0, 1, 1, 9), None);
     }

@@ -7,7 +7,7 @@ use crate::tensor::{DType, TensorDesc};
 ///
 /// Sources are F32. For all ops but GATED_DELTA_NET, the vectors of the tokens are `[S, H, T]` and contiguous; the state is
 /// contiguous with `S S H` elements for each of its ne1 sequences, which are equally long runs of tokens; dst F32
-/// `[S H, T + S sequences]` has the output `[S, H, T]`, then the states after the last tokens.
+/// `[S H, T + S sequences]` has the output `[S, H, T]`, then the states after the last tokens, which are copies of the sources' if T is 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LinearAttn {
     /// RWKV 6. Sources: k, v, r, bonus `[S, H]`, decay, state.
@@ -35,7 +35,7 @@ pub enum LinearAttn {
     /// `out_j = Σ_i state q_i / sqrt(S)`.
     ///
     /// dst F32 `[S H, T B + snapshots S B]`: the output `[S, H, T, B]`, then blocks of states. Block s has the states s tokens
-    /// before the end; blocks from T on keep the values that they had.
+    /// before the end; blocks from max(T, 1) on keep the values that they had.
     DeltaNet {
         /// Blocks of states in the destination, at least 1.
         snapshots: u32,
@@ -123,6 +123,11 @@ impl OpFamily for LinearAttn {
 
     fn keeps_rest(&self) -> bool {
         matches!(self, LinearAttn::DeltaNet { snapshots: 2.. })
+    }
+
+    /// Without tokens, the states are copied.
+    fn may_be_empty(&self, i: usize) -> bool {
+        i != self.state()
     }
 
     fn batch(&self, node: &NodeView<'_>) -> usize {

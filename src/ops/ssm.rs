@@ -20,7 +20,7 @@ pub enum Ssm {
     /// `state = state * exp(d a) + b[n, g] * (x d)` and `y = Σ_n state * c[n, g]`.
     ///
     /// dst F32 is a vector: y `[hd, H, T, S]`, then `snapshots` blocks of states `[n, hd, H, S]`. Block j has the states j tokens
-    /// before the end; blocks from T on keep the values that they had.
+    /// before the end; blocks from max(T, 1) on keep the values that they had. If T is 0, block 0 is a copy of the starting states.
     Scan {
         /// Blocks of states in the destination, at least 1; exactly 1 for Mamba-1.
         snapshots: u32,
@@ -107,6 +107,14 @@ impl OpFamily for Ssm {
         matches!(self, Ssm::Scan { snapshots: 2.. })
     }
 
+    /// A convolution with a window without elements is 0. A scan of no tokens copies the states.
+    fn may_be_empty(&self, i: usize) -> bool {
+        match self {
+            Ssm::Conv => true,
+            Ssm::Scan { .. } => matches!(i, Self::X | Self::DT | Self::B | Self::C),
+        }
+    }
+
     fn batch(&self, node: &NodeView<'_>) -> usize {
         match self {
             Ssm::Conv => node.dst.rows(),
@@ -123,7 +131,6 @@ fn has_packed_rows(t: &TensorDesc) -> bool {
 fn check_conv(node: &NodeView<'_>) -> Result<(), ShapeError> {
     let (x, w) = (node.src(0)?, node.src(1)?);
     ensure!(node, x.ne()[3] == 1 && w.ne()[2..] == [1, 1], "x has three dimensions, w two");
-    ensure!(node, w.ne()[0] > 0, "the window has an element");
     ensure!(node, x.ne()[1] == w.ne()[1], "x and w have equally many channels");
     ensure!(node, has_packed_rows(x), "rows of x are packed");
     ensure!(node, w.is_contiguous(), "w is contiguous");

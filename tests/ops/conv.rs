@@ -237,6 +237,27 @@ fn large_convolutions_match_the_sums() {
     });
 }
 
+/// Kernels without elements, no input channels, and images that are padding only: sums over no taps are 0, as in ggml.
+#[test]
+fn convolutions_over_no_taps_are_zeros() {
+    let padded = axis(1, 2, 1);
+    let volume = |channels| Conv::Conv3d { axes: [padded; 3], channels, batches: 1, outputs: 2 };
+    for dtype in [F32, F16] {
+        for (op, kernel, image) in [
+            (Conv::Conv2d { axes: [padded; 2] }, [0, 3, 4, 7], [6, 5, 4, 2]),
+            (Conv::Conv2d { axes: [padded; 2] }, [3, 3, 0, 7], [6, 5, 0, 2]),
+            (Conv::Conv2d { axes: [padded; 2] }, [3, 3, 4, 7], [0, 5, 4, 2]),
+            (Conv::Conv2dDw { axes: [padded; 2] }, [3, 0, 1, 4], [6, 5, 4, 2]),
+            (volume(3), [3, 0, 2, 6], [4, 4, 4, 3]),
+            (Conv::Transpose1d { stride: 2 }, [0, 5, 4, 1], [6, 4, 1, 1]),
+            (Conv::Transpose1d { stride: 2 }, [3, 5, 0, 1], [6, 0, 1, 1]),
+            (Conv::Transpose2d { stride: 2 }, [0, 2, 5, 4], [6, 5, 4, 2]),
+        ] {
+            compare(op, (dtype, kernel), image, 0, |_, _, ne| vec![0.0; ne.iter().product()]);
+        }
+    }
+}
+
 #[test]
 fn parameters_survive_the_wire() {
     let axes = [axis(2, 3, 4), axis(5, -6, 0)];

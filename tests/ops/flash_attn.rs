@@ -189,6 +189,24 @@ fn strides_of_single_batches_of_masks_are_ignored() {
     }
 }
 
+/// Sinks that are not adjacent, such as a column of a matrix.
+#[test]
+fn strided_sinks_match_the_oracle() {
+    for (s, step) in [(SMALL, 8), (Shape { n: 1, kv: 1500, ..SMALL }, 12), (Shape { dk: 64, dv: 64, n: 9, ..SMALL }, 8)]
+    {
+        let Inputs { mut case, q, k, v } = inputs(s, DType::F16, DType::F16);
+        let desc = TensorDesc::strided(DType::F32, [s.heads, 1, 1, 1], [step, 64, 64, 64]).unwrap();
+        let sinks = case.leaf_with_desc(desc, &normal(4, s.heads));
+        let dst = case.b.node(PLAIN, &[Some(q), Some(k), Some(v), None, Some(sinks)]).unwrap();
+        let case = case.build();
+        let [qv, kv, vv, sv] = [q, k, v, sinks].map(|id| case.values(id));
+        let want = oracle(PLAIN, s, &Values { q: &qv, k: &kv, v: &vv, mask: None, sinks: Some(&sv) });
+        for on in devices() {
+            assert_close(&case.run(on).values(dst), &want, 1e-4, 2e-5, &format!("{s:?} {step} {}", on.name));
+        }
+    }
+}
+
 /// No positions: the result is 0, as in ggml, with sinks too.
 #[test]
 fn attention_over_no_positions_is_zero() {

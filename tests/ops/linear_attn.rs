@@ -69,8 +69,18 @@ fn tokens_oracle(op: LinearAttn, [size, heads, tokens, sequences]: Shape, src: &
     dst
 }
 
-const SHAPES: [Shape; 7] =
-    [[64, 2, 1, 1], [64, 3, 7, 2], [32, 2, 3, 3], [8, 1, 5, 1], [7, 3, 4, 2], [1, 2, 3, 1], [100, 1, 40, 2]];
+/// The last ones have no tokens: the states are copied.
+const SHAPES: [Shape; 9] = [
+    [64, 2, 1, 1],
+    [64, 3, 7, 2],
+    [32, 2, 3, 3],
+    [8, 1, 5, 1],
+    [7, 3, 4, 2],
+    [1, 2, 3, 1],
+    [100, 1, 40, 2],
+    [64, 3, 0, 2],
+    [7, 1, 0, 1],
+];
 
 #[test]
 fn recurrences_of_tokens_match_the_oracle() {
@@ -166,6 +176,9 @@ fn delta_oracle(delta: Delta, src: &Values) -> Vec<f64> {
             };
             let first = (s * heads + h) * size * size;
             let mut state = src[5][first..first + size * size].to_vec();
+            if tokens == 0 {
+                dst[outputs + first..][..size * size].copy_from_slice(&state);
+            }
             for t in 0..tokens {
                 let place = (s * tokens + t) * heads + h;
                 for j in 0..size {
@@ -201,6 +214,9 @@ fn delta_nets_match_the_oracle() {
         Delta { shape: [64, 2, 5, 4], q: [1, 2], k: [2, 4], by_key: true, snapshots: 7, ..base },
         Delta { shape: [5, 3, 4, 1], q: [3, 1], k: [3, 1], permuted: true, snapshots: 3, ..base },
         Delta { shape: [1, 2, 3, 1], q: [1, 1], k: [2, 1], by_key: true, ..base },
+        // No tokens.
+        Delta { shape: [16, 4, 0, 2], snapshots: 3, ..base },
+        Delta { shape: [16, 4, 0, 2], by_key: true, permuted: true, ..base },
         // Several phases.
         Delta { shape: [70, 1, 180, 1], q: [1, 1], k: [1, 1], snapshots: 100, ..base },
     ] {

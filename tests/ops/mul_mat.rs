@@ -213,6 +213,23 @@ fn products_of_empty_rows_are_zeros() {
     }
 }
 
+/// As [`products_of_empty_rows_are_zeros`], with experts.
+#[test]
+fn products_of_empty_rows_of_experts_are_zeros() {
+    for t in [F32, F16, Q4_0, Q4_K] {
+        for (rows, tokens) in [(1, 1), (2, 9)] {
+            let mut case = Case::new();
+            let (a, b) = (case.leaf(t, [0, 5, 3, 1], &[]), case.leaf(F32, [0, rows, tokens, 1], &[]));
+            let ids = case.indices(DType::I32, [2, tokens, 1, 1], &vec![2; 2 * tokens]);
+            let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
+            let case = case.build();
+            for on in devices() {
+                assert_eq!(case.run(on).values(dst), vec![0.0; 10 * tokens], "{t} {rows} {tokens} {}", on.name);
+            }
+        }
+    }
+}
+
 /// More planes than a block has threads (1,024), with a plane of a for each, and with one for all.
 #[test]
 fn many_planes_match_the_oracle() {

@@ -132,6 +132,24 @@ fn fully_masked_rows_are_nan_without_a_sink() {
     }
 }
 
+/// Sinks that are not adjacent, such as a column of a matrix.
+#[test]
+fn strided_sinks_match_the_oracle() {
+    for n in [7, 1100, 9000] {
+        let (op, ne) = (SoftMax { scale: 0.7, max_bias: 0.0 }, [n, 2, 6, 1]);
+        let mut case = Case::new();
+        let x = case.leaf(DType::F32, ne, &normal(1, 12 * n));
+        let desc = TensorDesc::strided(DType::F32, [6, 1, 1, 1], [8, 64, 64, 64]).unwrap();
+        let sinks = case.leaf_with_desc(desc, &normal(2, 6));
+        let dst = case.b.node(op, &[Some(x), None, Some(sinks)]).unwrap();
+        let case = case.build();
+        let want = oracle(op, (&case.values(x), ne), None, Some(&case.values(sinks)));
+        for on in devices() {
+            assert_close(&case.run(on).values(dst), &want, 1e-5, 1e-9, &format!("{n} {}", on.name));
+        }
+    }
+}
+
 #[test]
 fn parameters_round_trip() {
     let op = SoftMax { scale: 0.125, max_bias: 8.0 };

@@ -12,7 +12,7 @@ use fanout_testing::op_case::{BuiltCase, Case};
 const UNWRITTEN: f64 = f32::from_bits(0xa5a5_a5a5) as f64;
 
 /// Shapes of SSM_CONV: d_conv, channels, tokens, sequences.
-const CONVS: [[usize; 4]; 8] = [
+const CONVS: [[usize; 4]; 10] = [
     [4, 3, 1, 1],
     [4, 130, 1, 2],
     [4, 2100, 1, 1],
@@ -21,13 +21,16 @@ const CONVS: [[usize; 4]; 8] = [
     [4, 67, 130, 2],
     [9, 65, 64, 1],
     [100, 3, 2, 1],
+    // A window without elements: the sums are 0.
+    [0, 3, 2, 2],
+    [0, 3, 1, 1],
 ];
 
 #[test]
 fn convolutions_match_the_oracle() {
     for [d_conv, channels, tokens, sequences] in CONVS {
         for gap in [0, 4, 20] {
-            let window = d_conv - 1 + tokens;
+            let window = d_conv + tokens - 1;
             let ne = [window, channels, sequences, 1];
             let row = 4 * window;
             let nb = [4, row, row * channels + gap, (row * channels + gap) * sequences];
@@ -97,6 +100,10 @@ fn scan_shapes() -> Vec<ScanShape> {
         ScanShape { n: 8, hd: 2, heads: 9, groups: 3, tokens: 150, sequences: 1, snapshots: 3, ..SCAN },
         // Several phases.
         ScanShape { n: 64, hd: 100, heads: 1, groups: 1, tokens: 230, sequences: 1, slots: 1, snapshots: 120, ..SCAN },
+        // No tokens: the states are copied.
+        ScanShape { tokens: 0, snapshots: 2, ..SCAN },
+        ScanShape { tokens: 0, n: 128, hd: 64, ..SCAN },
+        ScanShape { tokens: 0, ..mamba1 },
         mamba1,
         ScanShape { heads: 500, tokens: 2, gap: 4, ..mamba1 },
         ScanShape { n: 5, hd: 3, heads: 8, groups: 4, tokens: 4, ..mamba1 },
@@ -114,7 +121,9 @@ fn build_scan(shape: ScanShape, ids: &[i64]) -> (BuiltCase, [fanout::graph::Tens
     let states = case.leaf(DType::F32, [n, hd, heads, slots], &normal(1, n * hd * heads * slots));
     let x = spread(&mut case, [hd, heads, tokens, sequences], 2);
     let mut steps = uniform(3, heads * tokens * sequences, -3.0, 1.0);
-    steps[0] = 20.5;
+    if let Some(first) = steps.first_mut() {
+        *first = 20.5;
+    }
     let dt = case.leaf(DType::F32, [heads, tokens, sequences, 1], &steps);
     let of_head = if by_element { n } else { 1 };
     let a = case.leaf(DType::F32, [of_head, heads, 1, 1], &uniform(4, of_head * heads, -1.5, -0.05));
@@ -137,6 +146,9 @@ fn scan_oracle(shape: ScanShape, ids: &[i64], values: [&[f64]; 6]) -> Vec<f64> {
             for i in 0..hd {
                 let row = |k: usize, s: usize| ((s * heads + h) * hd + i) * n + k;
                 let mut state: Vec<f64> = (0..n).map(|k| states[row(k, ids[s] as usize)]).collect();
+                if tokens == 0 {
+                    dst[row(0, s)..][..n].copy_from_slice(&state);
+                }
                 for t in 0..tokens {
                     let step = dt[(s * tokens + t) * heads + h];
                     let step = if step > 20.0 { step } else { step.exp().ln_1p() };
@@ -177,8 +189,8 @@ fn scans_match_the_oracle() {
 
 #[test]
 fn slots_out_of_range_fail_the_run() {
-    for bad in [-1, 3, i64::from(i32::MIN), i64::from(i32::MAX)] {
-        let (case, _) = build_scan(SCAN, &[1, bad]);
+    for (bad, tokens) in [(-1, 3), (3, 3), (i64::from(i32::MIN), 3), (i64::from(i32::MAX), 3), (3, 0)] {
+        let (case, _) = build_scan(ScanShape { tokens, ..SCAN }, &[1, bad]);
         for on in devices() {
             let error = case.try_run(on).err();
             assert!(on.reported_bad_data(&error, OpCode::SsmScan), "{}: {bad}: {error:?}", on.name);

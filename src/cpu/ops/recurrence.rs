@@ -67,7 +67,8 @@ impl Recurrence {
         self.tokens.div_ceil(self.tokens_per_phase).saturating_sub(1)
     }
 
-    /// Calls `each` for the claims of this worker, phase by phase. An error ends the run.
+    /// Calls `each` for the claims of this worker, phase by phase. An error ends the run. Without tokens there is one phase, in which
+    /// the claims copy the states to the destination.
     pub(super) fn each_claim(
         &self,
         ctx: &KernelContext<'_>,
@@ -77,7 +78,7 @@ impl Recurrence {
         let fair = all.div_ceil(CLAIMS_PER_WORKER * ctx.dividing_workers().max(1));
         let units = fair.clamp(MIN_UNITS.min(self.max_units), self.max_units);
         let claims_per_state = self.units.div_ceil(units);
-        for first in (0..self.tokens).step_by(self.tokens_per_phase) {
+        for first in (0..self.tokens.max(1)).step_by(self.tokens_per_phase) {
             if first > 0 {
                 ctx.sync();
             }
@@ -95,7 +96,7 @@ impl Recurrence {
 
 /// Cost of a recurrence for [`Kernel::new`](super::Kernel::new): `state` floats of all states, and the tokens of each.
 pub(super) fn cost(state: usize, tokens: usize) -> usize {
-    state.saturating_mul(STATE_COST).max(TOKEN_COST).saturating_mul(tokens)
+    state.saturating_mul(STATE_COST).max(TOKEN_COST).saturating_mul(tokens.max(1))
 }
 
 /// Fills `out` with the elements of a vector from `start` on. Not [`View::fetch`]: the state is changed where it lies.

@@ -3,7 +3,7 @@
 
 use super::recurrence::{Recurrence, RecurrenceClaim, cost, decay_add_dot, load_flat, store_flat};
 use super::rows::check_row;
-use super::{Kernel, math, unsupported_types};
+use super::{Kernel, empty_sum, math, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::{DeviceError, Unsupported};
@@ -20,6 +20,9 @@ pub(super) fn select(op: Ssm, node: &NodeView<'_>) -> Result<Kernel, Unsupported
     let is_f32 = |i| node.srcs.get(i).is_some_and(|t: &TensorDesc| t.dtype() == F32);
     if !(0..floats).all(is_f32) || node.dst.dtype() != F32 {
         return Err(unsupported_types(node));
+    }
+    if op == Ssm::Conv && node.srcs.get(1).is_some_and(TensorDesc::is_empty) {
+        return Ok(empty_sum(node));
     }
     let kernel = match op {
         Ssm::Conv => Conv::new(node).map(Conv::kernel),
@@ -226,7 +229,7 @@ impl Scan {
     }
 
     fn run(&self, ctx: &mut KernelContext<'_>) {
-        if self.dst.is_empty() || self.x.is_empty() || self.n == 0 {
+        if self.dst.is_empty() || self.n == 0 {
             return;
         }
         let local = ctx.take_local_scratch();

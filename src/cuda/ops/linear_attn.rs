@@ -90,6 +90,9 @@ pub(super) fn select(op: LinearAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches,
     let is_delta = matches!(op, LinearAttn::DeltaNet { .. });
     let (tokens, sequences) =
         if is_delta { (all_tokens, batch) } else { (all_tokens / state.ne[1].max(1), state.ne[1]) };
+    if tokens == 0 {
+        return Err(on.unsupported("no tokens"));
+    }
     let (name, sources) = operands(op);
     let vectors = |source: Option<u8>| {
         let shape = on.shape(on.src(usize::from(source.unwrap_or_default()))?)?;

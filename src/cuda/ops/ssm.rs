@@ -100,6 +100,9 @@ pub(super) fn select(op: Ssm, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupp
 fn conv(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (x, y) = (on.shape(on.src(0)?)?, on.shape(on.dst())?);
     let d_conv = on.shape(on.src(1)?)?.ne[0];
+    if d_conv == 0 {
+        return Err(on.unsupported("a window without elements"));
+    }
     let [channels, tokens, sequences, _] = y.ne;
     let args = ConvArgs {
         x_sequence: x.nb[2],
@@ -124,6 +127,9 @@ fn scan(on: &NodeOnGpu<'_>, snapshots: u32) -> Result<NodeLaunches, Unsupported>
     let [states, x, a, b, c, ids] = [Ssm::STATES, Ssm::X, Ssm::A, Ssm::B, Ssm::C, Ssm::IDS].map(|i| on.src(i));
     let (states, x, a, b, c, ids) = (on.shape(states?)?, on.shape(x?)?, a?, on.shape(b?)?, on.shape(c?)?, ids?);
     let ([n, hd, heads, slots], [_, _, tokens, sequences]) = (states.ne, x.ne);
+    if tokens == 0 {
+        return Err(on.unsupported("no tokens"));
+    }
     let entry = match n as usize {
         0..=32 => "ssm_scan_1",
         33..=128 => "ssm_scan_4",

@@ -5,7 +5,7 @@ mod depthwise;
 mod gemm;
 pub(super) mod image;
 
-use super::{Kernel, MathMode, bounded, unsupported_types};
+use super::{Kernel, MathMode, bounded, empty_sum, unsupported_types};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::conv::Conv;
@@ -23,6 +23,9 @@ pub(super) fn select(op: Conv, node: &NodeView<'_>, math_mode: MathMode) -> Resu
     }
     if node.dst.is_empty() {
         return Ok(Kernel::new(0, |_| ()));
+    }
+    if kernel.is_empty() || image.is_empty() {
+        return Ok(empty_sum(node));
     }
     let [kw, kh, k2, k3] = kernel.ne();
     let depth = match op {

@@ -56,7 +56,7 @@ impl HeadShape {
 
     /// Whether the node computes nothing.
     fn is_empty(&self) -> bool {
-        self.dst.is_empty() || self.state.is_empty() || self.tokens == 0
+        self.dst.is_empty() || self.state.is_empty()
     }
 
     /// The recurrence, with units of `unit_floats`.
