@@ -6,7 +6,7 @@
 //! with the launches exists. A node whose launches break a precondition is [`Unsupported`](crate::device::Unsupported), and runs on
 //! the CPU. That operands do not overlap is a rule of [`crate::graph::validate`].
 
-use super::kernel::{COUNTER_BYTES, Grid, KernelLaunch, NodeLaunches, Ptr};
+use super::kernel::{COUNTER_BYTES, ColumnConversion, Grid, KernelLaunch, NodeLaunches, Ptr};
 use crate::ops::NodeView;
 use crate::tensor::{DType, TensorDesc};
 use bytemuck::NoUninit;
@@ -31,7 +31,7 @@ const MAX_LOOPS: usize = 8;
 pub(super) struct Access {
     /// Index of the pointer.
     pointer: usize,
-    /// Type of the elements; `None` for the operand's type, and for single bytes in scratch memory.
+    /// Type of the elements; `None` for the operand's type. In scratch memory, which has none, runs of elements have a type.
     dtype: Option<DType>,
     /// Byte offset of the first element.
     offset: u64,
@@ -54,6 +54,8 @@ enum Run {
     Elements(u64),
     /// One element or block. The first loop counts elements, by the stride of blocks.
     Shape,
+    /// A column of elements, or what the launch before the product has converted it to.
+    Column(u64),
 }
 
 impl Access {
@@ -100,6 +102,16 @@ impl Access {
         (0..4).fold(Access::new(pointer, Run::Shape), |access, d| access.along(ne[d], nb[d]))
     }
 
+    /// A column of `k` elements of b in a product.
+    pub(super) fn column(pointer: usize, k: u32) -> Access {
+        Access::new(pointer, Run::Column(k.into()))
+    }
+
+    /// No access unless a condition holds: the kernel does not use the pointer then, whether it is null or not.
+    pub(super) fn only_if(self, condition: bool) -> Access {
+        self.along(u32::from(condition), 0)
+    }
+
     /// Repeats the access in a loop.
     pub(super) fn along(mut self, count: impl Into<u64>, stride: u64) -> Access {
         if let Some(free) = self.loops.get_mut(self.used) {
@@ -124,6 +136,11 @@ impl Access {
         Access { dtype: DType::from_wire(number), ..self }
     }
 
+    /// As [`Access::of`] if this is an access by that pointer.
+    pub(super) fn with_type_behind(self, pointer: usize, dtype: DType) -> Access {
+        if self.pointer == pointer { self.of(dtype) } else { self }
+    }
+
     /// The kernel accesses `n` elements at once if `vector`.
     pub(super) fn vectors(self, vector: u32, n: u64) -> Access {
         Access { vector: if vector == 0 { 1 } else { n }, ..self }
@@ -145,8 +162,11 @@ impl Access {
                 size
             }
             Run::Blocks(n) => n.saturating_mul(size),
-            Run::Elements(n) => n.div_ceil(block).saturating_mul(size),
+            Run::Column(_) if operand.column > 0 => operand.column,
+            Run::Column(n) | Run::Elements(n) => n.div_ceil(block).saturating_mul(size),
         };
+        let is_typed = matches!(self.run, Run::Bytes(_) | Run::Column(_)) || self.dtype.or(operand.dtype).is_some();
+        debug_assert!(is_typed, "elements without a type");
         if bytes == 0 || loops.iter().any(|&(count, _)| count == 0) {
             return Ok(());
         }
@@ -182,6 +202,8 @@ struct Operand {
     bytes: u64,
     alignment: u64,
     dtype: Option<DType>,
+    /// Bytes of a converted column; 0 for other memory.
+    column: u64,
 }
 
 impl Operand {
@@ -190,52 +212,84 @@ impl Operand {
         // The greatest power of two up to the alignment that divides the offset.
         let alignment = alignment.min(1 << (offset | alignment).trailing_zeros());
         let bytes = (desc.extent() as u64).saturating_sub(offset);
-        Operand { bytes, alignment, dtype: Some(desc.dtype()) }
+        Operand { bytes, alignment, dtype: Some(desc.dtype()), column: 0 }
     }
 
     fn of_scratch(bytes: u64, offset: u64) -> Operand {
         let alignment = SCRATCH_ALIGNMENT.min(1 << (offset | SCRATCH_ALIGNMENT).trailing_zeros());
-        Operand { bytes: bytes.saturating_sub(offset), alignment, dtype: None }
+        Operand { bytes: bytes.saturating_sub(offset), alignment, dtype: None, column: 0 }
+    }
+
+    fn of_columns(conversion: Option<&ColumnConversion>) -> Operand {
+        let (bytes, column) = conversion.map_or((0, 0), |of| (of.bytes, of.column));
+        Operand { column, ..Operand::of_scratch(bytes, 0) }
     }
 }
 
-/// Sizes of the memory that the launches of a node share, in bytes.
+/// Memory that the launches of a node share.
 #[derive(Clone, Copy)]
-struct SharedBytes {
+struct SharedMemory<'a> {
+    /// Bytes of scratch memory.
     scratch: u64,
-    columns: u64,
+    columns: Option<&'a ColumnConversion>,
+    /// Bytes of the result as quantised columns.
     result_columns: u64,
 }
 
-/// Checks the preconditions of all launches of a node. Afterwards the launches no longer hold them.
+/// Checks the preconditions of all launches of a node, or of fused nodes. Afterwards the launches no longer hold them.
 ///
 /// # Errors
 /// The kernel, the pointer and the violated precondition.
 pub(super) fn check(launches: &mut NodeLaunches, node: &NodeView<'_>) -> Result<(), String> {
-    let of = |conversion: &Option<super::kernel::ColumnConversion>| conversion.as_ref().map_or(0, |c| c.bytes);
-    let shared = SharedBytes { scratch: launches.scratch, columns: of(&launches.columns), result_columns: 0 };
-    let mut plain = launches.launches.iter_mut().chain(launches.columns.as_mut().map(|columns| &mut columns.launch));
-    plain.try_for_each(|launch| check_launch(launch, node, shared))?;
-    for quantizing in &mut launches.quantizing {
+    let NodeLaunches { launches, scratch, columns, quantizing, packed, .. } = launches;
+    check_all(launches, columns, node, *scratch)?;
+    if let Some(packed) = packed {
+        check_all(&mut packed.launches, &mut packed.columns, node, *scratch)?;
+    }
+    let columns = packed.as_ref().map_or(columns.as_ref(), |packed| packed.columns.as_ref());
+    quantizing.iter_mut().try_for_each(|quantizing| {
         let column = super::ops::quantized_column_bytes(quantizing.k, quantizing.group);
-        let columns = (node.dst.elements() / quantizing.k.max(1)) as u64;
-        let columns_of = launches.packed.as_ref().map_or(shared.columns, |packed| of(&packed.columns));
-        let result_columns = column.saturating_mul(columns);
-        check_launch(&mut quantizing.launch, node, SharedBytes { result_columns, columns: columns_of, ..shared })?;
-    }
-    if let Some(packed) = &mut launches.packed {
-        let shared = SharedBytes { columns: of(&packed.columns), ..shared };
-        let mut all = packed.launches.iter_mut().chain(packed.columns.as_mut().map(|columns| &mut columns.launch));
-        all.try_for_each(|launch| check_launch(launch, node, shared))?;
-    }
-    Ok(())
+        let result_columns = column.saturating_mul((node.dst.elements() / quantizing.k.max(1)) as u64);
+        check_launch(&mut quantizing.launch, node, SharedMemory { scratch: *scratch, columns, result_columns })
+    })
 }
 
-fn check_launch(launch: &mut KernelLaunch, node: &NodeView<'_>, shared: SharedBytes) -> Result<(), String> {
+/// Checks launches, and the launch that converts the columns that they read.
+fn check_all(
+    launches: &mut [KernelLaunch],
+    columns: &mut Option<ColumnConversion>,
+    node: &NodeView<'_>,
+    scratch: u64,
+) -> Result<(), String> {
+    let converting = columns.as_mut().map(|columns| std::mem::take(&mut columns.launch.accesses)).unwrap_or_default();
+    let shared = SharedMemory { scratch, columns: columns.as_ref(), result_columns: 0 };
+    if let Some(columns) = shared.columns {
+        check_accesses(&columns.launch, &converting, node, shared)?;
+    }
+    launches.iter_mut().try_for_each(|launch| check_launch(launch, node, shared))
+}
+
+fn check_launch(launch: &mut KernelLaunch, node: &NodeView<'_>, shared: SharedMemory<'_>) -> Result<(), String> {
+    let accesses = std::mem::take(&mut launch.accesses);
+    check_accesses(launch, &accesses, node, shared)
+}
+
+fn check_accesses(
+    launch: &KernelLaunch,
+    accesses: &[Access],
+    node: &NodeView<'_>,
+    shared: SharedMemory<'_>,
+) -> Result<(), String> {
     if launch.is_empty() {
         return Ok(());
     }
-    for access in std::mem::take(&mut launch.accesses) {
+    debug_assert!(
+        all_declared(launch, accesses),
+        "{} has a pointer without an access: {:?}",
+        launch.entry().name,
+        launch.pointers
+    );
+    for access in accesses {
         let Some(&pointer) = launch.pointers.get(access.pointer) else {
             return Err(format!("has no pointer {}, a bug: {}", access.pointer, launch.entry().name));
         };
@@ -247,7 +301,7 @@ fn check_launch(launch: &mut KernelLaunch, node: &NodeView<'_>, shared: SharedBy
             Ptr::Src(i) => source(i, 0),
             Ptr::SrcAt(i, offset) => source(i, offset),
             Ptr::Scratch(offset) => Some(Operand::of_scratch(shared.scratch, offset)),
-            Ptr::Columns => Some(Operand::of_scratch(shared.columns, 0)),
+            Ptr::Columns => Some(Operand::of_columns(shared.columns)),
             Ptr::ResultColumns => Some(Operand::of_scratch(shared.result_columns, 0)),
             Ptr::Counters => Some(Operand::of_scratch(COUNTER_BYTES, 0)),
             Ptr::ErrorWord => Some(Operand::of_scratch(4, 0)),
@@ -261,6 +315,23 @@ fn check_launch(launch: &mut KernelLaunch, node: &NodeView<'_>, shared: SharedBy
     Ok(())
 }
 
+/// Whether each pointer has an access. The error word is 4 bytes for every kernel. The counters need none, because each `select` compares
+/// their number with [`COUNTER_BYTES`] before it chooses an entry that counts.
+fn all_declared(launch: &KernelLaunch, accesses: &[Access]) -> bool {
+    launch.pointers.iter().enumerate().all(|(index, pointer)| {
+        matches!(pointer, Ptr::Null | Ptr::ErrorWord | Ptr::Counters) || accesses.iter().any(|of| of.pointer == index)
+    })
+}
+
+/// Checks the preconditions of a launch whose only operand is a memory of so many bytes, at a multiple of the widest load.
+///
+/// # Errors
+/// The violated precondition.
+pub(super) fn check_memory(launch: &mut KernelLaunch, bytes: u64) -> Result<(), &'static str> {
+    let operand = Operand::of_scratch(bytes, 0);
+    std::mem::take(&mut launch.accesses).iter().try_for_each(|access| access.check(&operand))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,7 +339,21 @@ mod tests {
 
     /// What is wrong with an access of a tensor of this type and so many bytes, whose elements are aligned.
     fn outcome(access: Access, dtype: DType, bytes: u64) -> Result<(), &'static str> {
-        access.check(&Operand { bytes, alignment: dtype.alignment() as u64, dtype: Some(dtype) })
+        access.check(&Operand { bytes, alignment: dtype.alignment() as u64, dtype: Some(dtype), column: 0 })
+    }
+
+    /// In scratch memory, bytes and converted columns need no type. Columns of a source are elements.
+    #[test]
+    fn columns_have_the_length_of_their_conversion() {
+        let converted = |bytes| Operand { column: 48, ..Operand::of_scratch(bytes, 0) };
+        let columns = Access::column(0, 32).along(3u32, 48);
+        assert_eq!(columns.check(&converted(144)), Ok(()));
+        assert_eq!(columns.check(&converted(143)), Err("beyond the end"));
+        assert_eq!(outcome(Access::column(0, 32).along(3u32, 128), F32, 384), Ok(()));
+        assert_eq!(outcome(Access::column(0, 32).along(3u32, 128), F32, 383), Err("beyond the end"));
+        assert_eq!(Access::run(0, &[8]).of(F16).check(&Operand::of_scratch(15, 0)), Err("beyond the end"));
+        assert_eq!(Access::bytes(0, 16).check(&Operand::of_scratch(15, 0)), Err("beyond the end"));
+        assert_eq!(Access::bytes(0, 16).only_if(false).check(&Operand::of_scratch(15, 0)), Ok(()));
     }
 
     #[test]

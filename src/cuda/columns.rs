@@ -85,7 +85,7 @@ pub(super) enum ColumnSource {
 impl ConvertedColumns {
     /// The number of a conversion of `source`, and where it comes from. The launches from index `next` on read it.
     pub(super) fn add(&mut self, source: Placed, conversion: ColumnConversion, next: usize) -> (usize, ColumnSource) {
-        let ColumnConversion { launch, bytes, group } = conversion;
+        let ColumnConversion { launch, bytes, group, .. } = conversion;
         let same = |of: &Conversion| of.source.place == source.place && of.launch.is_same(&launch);
         if let Some(&number) = self.current.iter().find(|&&number| self.all.get(number).is_some_and(same)) {
             return (number, ColumnSource::Shared);

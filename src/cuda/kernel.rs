@@ -13,6 +13,7 @@ use super::layout::PackedSpan;
 use super::modules::Function;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::{MAX_SRC, OpCode};
+use crate::tensor::DType;
 use cudarc::driver::{result, sys};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
@@ -169,6 +170,19 @@ impl KernelLaunch {
         })
     }
 
+    /// Adds accesses that depend on the entry, not on the arguments.
+    pub(super) fn with_accesses(mut self, more: impl IntoIterator<Item = Access>) -> KernelLaunch {
+        self.accesses.extend(more);
+        self
+    }
+
+    /// Sets the type of the elements behind a pointer.
+    pub(super) fn with_type(mut self, pointer: usize, dtype: DType) -> KernelLaunch {
+        let of = std::mem::take(&mut self.accesses).into_iter();
+        self.accesses = of.map(|access| access.with_type_behind(pointer, dtype)).collect();
+        self
+    }
+
     /// Whether the grid has no blocks.
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.contains(&0)
@@ -227,6 +241,8 @@ pub(super) struct ColumnConversion {
     pub(super) launch: KernelLaunch,
     /// Bytes of the result.
     pub(super) bytes: u64,
+    /// Bytes of a converted column; 0 if columns are interleaved in tiles.
+    pub(super) column: u64,
     /// Elements per scale of quantised columns.
     pub(super) group: Option<usize>,
 }

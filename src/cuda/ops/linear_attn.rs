@@ -53,7 +53,7 @@ impl KernelArguments for LinearAttnArgs {
         };
         let results = saturating_product(&[size, heads, tokens, sequences]);
         let states = saturating_product(&[size, size, heads, sequences, self.snapshots.min(tokens)]);
-        // The other operands are contiguous, and have as many elements as the shape rule demands.
+        // `select` adds those of a and b, which differ from rule to rule.
         Ok(vec![
             vectors(0, &self.q)?,
             vectors(1, &self.k)?,
@@ -142,5 +142,14 @@ pub(super) fn select(op: LinearAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches,
         .collect();
     let blocks = u64::from(values.div_ceil(WARPS));
     let grid = Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 };
-    on.single_launch(("linear_attn", &entry), grid, &pointers, &args)
+    // The bonus of RWKV_WKV6, beta of GATED_DELTA_NET, a and b of RWKV_WKV7.
+    let of_tokens = |pointer, n: u32| Access::run(pointer, &[n, heads, tokens, sequences]);
+    let others = match op {
+        LinearAttn::RwkvWkv6 => vec![Access::run(4, &[size, heads])],
+        LinearAttn::RwkvWkv7 => vec![of_tokens(4, size), of_tokens(5, size)],
+        LinearAttn::DeltaNet { .. } => vec![of_tokens(4, 1)],
+        LinearAttn::Gated { .. } => Vec::new(),
+    };
+    let launch = on.launch(("linear_attn", &entry), grid, &pointers, &args)?;
+    Ok(NodeLaunches::one(launch.with_accesses(others)))
 }

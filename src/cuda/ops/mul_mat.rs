@@ -18,7 +18,7 @@ use crate::cuda::kernel::{ColumnConversion, PackedLaunches};
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
-use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs};
+use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs, QuantizeColumnsArgs};
 use planes::{Planes, stride};
 use products::{PackedIdArgs, Products};
 
@@ -242,8 +242,13 @@ pub(super) fn convert_columns(
         ColumnForm::Quantized => ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group)),
     };
     let args = ConvertColumnsArgs { b: merged_rows(shape), stride, type_or_group, padding: 0 };
-    let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Columns], &args)?;
-    let conversion = ColumnConversion { launch, bytes, group: (form == ColumnForm::Quantized).then_some(group) };
+    let (entry, pointers) = (("mul_mat", name), [Ptr::Src(1), Ptr::Columns]);
+    let launch = match form {
+        ColumnForm::Quantized => on.launch(entry, grid, &pointers, &QuantizeColumnsArgs(args))?,
+        ColumnForm::Widened | ColumnForm::Rounded => on.launch(entry, grid, &pointers, &args)?,
+    };
+    let conversion =
+        ColumnConversion { launch, bytes, column, group: (form == ColumnForm::Quantized).then_some(group) };
     Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
 }
 
@@ -429,5 +434,8 @@ fn launch_typed(
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
     let suffix = suffix(a.dtype());
-    on.launch((&format!("mul_mat_{module}{suffix}"), &format!("mul_mat_{entry}_{suffix}")), grid, pointers, args)
+    let entry = format!("mul_mat_{entry}_{suffix}");
+    let launch = on.launch((&format!("mul_mat_{module}{suffix}"), &entry), grid, pointers, args)?;
+    // Dequantised weights are in scratch memory, which has no type.
+    Ok(launch.with_type(0, a.dtype()))
 }

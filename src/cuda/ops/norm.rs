@@ -59,8 +59,11 @@ impl KernelArguments for NormKeptArgs {
         let [.., y] = &self.operands;
         let rows = saturating_product(&y.shape.ne[1..]);
         let operands = self.operands.iter().enumerate();
-        let operands = operands.map(|(pointer, operand)| operand.shape.access(pointer).vectors(self.vector, 4));
-        let quantized = Access::bytes(6, self.stride.saturating_mul(rows)).along(u32::from(self.group != 0), 0);
+        // The kernel reads as many elements of each row as a row of y has.
+        let operands = operands.map(|(pointer, &Operand { shape: Shape { ne: [_, n1, n2, n3], nb }, .. })| {
+            Access::shape(pointer, [y.shape.ne[0], n1, n2, n3], nb).vectors(self.vector, 4)
+        });
+        let quantized = Access::bytes(6, self.stride.saturating_mul(rows)).only_if(self.group != 0);
         Ok(operands.chain([quantized]).collect())
     }
 }

@@ -1,7 +1,7 @@
 //! Conversions of weights between rows and the packed form (see `layout`): mul_mat_pack of kernels/mul_mat.cu, which permutes the
 //! bytes of groups of rows in place.
 
-use super::{Access, Grid, KernelArguments, KernelLaunch, Ptr, THREADS, saturating_product};
+use super::{Access, Grid, KernelArguments, KernelLaunch, Ptr, THREADS, access, saturating_product};
 use crate::cuda::driver::Gpu;
 use crate::cuda::layout::PackedSpan;
 use crate::device::Unsupported;
@@ -80,7 +80,8 @@ pub(in crate::cuda) fn can_pack(dtype: DType) -> bool {
 /// The launch that converts a span, whose first byte is the destination.
 ///
 /// # Errors
-/// [`Unsupported`]: a bug, since [`PackedSpan::of`] accepts only what can be packed.
+/// [`Unsupported`]: a bug, since [`PackedSpan::of`] accepts only what can be packed, and [`PackedSpan::shifted`] only at multiples of the
+/// widest load.
 pub(in crate::cuda) fn repack_launch(
     span: &PackedSpan,
     direction: Repack,
@@ -101,7 +102,14 @@ pub(in crate::cuda) fn repack_launch(
         bytes: std::array::from_fn(|index| at(index).1),
     };
     let grid = Grid::line(groups.div_ceil(GROUPS_PER_BLOCK), THREADS);
-    KernelLaunch::new(OpCode::MulMat, gpu, ("mul_mat", "mul_mat_pack"), grid, &[Ptr::Dst], &args)
+    let mut launch = KernelLaunch::new(OpCode::MulMat, gpu, ("mul_mat", "mul_mat_pack"), grid, &[Ptr::Dst], &args)?;
+    // No node has these operands, so `access::check` does not see the launch.
+    let checked = access::check_memory(&mut launch, span.range.end - span.range.start);
+    checked.map_err(|what| Unsupported {
+        op: OpCode::MulMat,
+        reason: format!("mul_mat_pack would access a span {what}"),
+    })?;
+    Ok(launch)
 }
 
 #[cfg(test)]

@@ -52,7 +52,12 @@ impl RopeParams {
     }
 
     fn source(&self, pointer: usize) -> Access {
-        self.x.access(pointer).vectors(self.vector, 4)
+        self.rows(pointer, &self.x)
+    }
+
+    /// The accesses of x or y, by 16 bytes. Rows are dense, so the stride of dimension 0 is the size of an element.
+    fn rows(&self, pointer: usize, shape: &Shape) -> Access {
+        shape.access(pointer).vectors(self.vector, 16 / shape.nb[0].clamp(1, 16))
     }
 
     /// The accesses of the positions, of which some modes have four for each token, and of the factors.
@@ -69,7 +74,7 @@ impl KernelArguments for RopeParams {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
         self.check_pairs()?;
         let [positions, factors] = self.angle_accesses();
-        Ok(vec![self.source(0), positions, factors, self.y.access(3)])
+        Ok(vec![self.source(0), positions, factors, self.rows(3, &self.y)])
     }
 }
 
@@ -92,6 +97,7 @@ impl KernelArguments for RopeSetRowsArgs {
         let [positions, factors] = self.params.angle_accesses();
         let ids = Access::one(3).of_type(self.id_type).along(tokens, self.id_step);
         let cache = Access::run(4, &[n, heads]).along(self.params.y.ne[1], self.params.y.nb[1]);
+        let cache = cache.vectors(self.params.vector, 4);
         Ok(vec![self.params.source(0), positions, factors, ids, cache])
     }
 }
@@ -131,16 +137,24 @@ impl KernelArguments for RopeCacheArgs {
         self.params.check_pairs()?;
         let Shape { ne: [n, _, tokens, _], nb } = self.params.x;
         let [positions, factors] = self.params.angle_accesses();
+        let vector = self.params.vector;
         let keys = Shape { ne: [n, self.heads, tokens, 1], nb: [nb[0], self.head_step, self.keys.x_step, 0] };
         // Values: one block for each token.
         let others = u64::from(self.q_blocks) + u64::from(self.k_blocks);
         let value_tokens = grid.blocks[0].saturating_sub(others);
         let values = Access::run(7, &[self.values.row]).along(value_tokens, self.values.x_step);
-        let mut accesses =
-            vec![self.params.source(0), positions, factors, self.params.y.access(3), keys.access(4), values];
-        for (first, rows, tokens) in [(5, &self.keys, u64::from(tokens)), (8, &self.values, value_tokens)] {
+        let mut accesses = vec![
+            self.params.source(0),
+            positions,
+            factors,
+            self.params.rows(3, &self.params.y),
+            keys.access(4).vectors(vector, 4),
+            values.vectors(self.v_vector, 4),
+        ];
+        let caches = [(5, &self.keys, u64::from(tokens), vector), (8, &self.values, value_tokens, self.v_vector)];
+        for (first, rows, tokens, vector) in caches {
             accesses.push(Access::one(first).of_type(rows.id_type).along(tokens, rows.id_step));
-            accesses.push(Access::run(first + 1, &[rows.row]).along(rows.rows, rows.y_step));
+            accesses.push(Access::run(first + 1, &[rows.row]).along(rows.rows, rows.y_step).vectors(vector, 4));
         }
         accesses.extend([Access::run(10, &[n]), Access::run(11, &[n])]);
         Ok(accesses)

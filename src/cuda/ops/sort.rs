@@ -46,13 +46,13 @@ impl KernelArguments for SortTileArgs {
         let keys =
             |pointer, step: u64, kept: u64| Access::bytes(pointer, kept.saturating_mul(8)).along(self.rows, 8 * step);
         let kept = keys_kept(self.count, self.size, self.keep);
-        let mut accesses = if self.from_x != 0 {
-            vec![self.x.access(0)]
-        } else {
-            vec![keys(1, self.from_step, u64::from(self.count))]
-        };
-        accesses.push(if self.to_y != 0 { self.y.access(3) } else { keys(2, self.to_step, u64::from(kept)) });
-        Ok(accesses)
+        let (from_x, to_y) = (self.from_x != 0, self.to_y != 0);
+        Ok(vec![
+            self.x.access(0).only_if(from_x),
+            keys(1, self.from_step, u64::from(self.count)).only_if(!from_x),
+            keys(2, self.to_step, u64::from(kept)).only_if(!to_y),
+            self.y.access(3).only_if(to_y),
+        ])
     }
 }
 
@@ -73,7 +73,8 @@ struct SortMergeArgs {
 impl KernelArguments for SortMergeArgs {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
         let keys = |pointer| Access::bytes(pointer, saturating_product(&[8, self.rows, self.count]));
-        Ok(vec![keys(0), if self.to_y != 0 { self.y.access(2) } else { keys(1) }])
+        let to_y = self.to_y != 0;
+        Ok(vec![keys(0), keys(1).only_if(!to_y), self.y.access(2).only_if(to_y)])
     }
 }
 

@@ -120,7 +120,8 @@ fn add(
     group: Option<usize>,
     next: usize,
 ) -> (usize, String) {
-    let (number, from) = columns.add(source, ColumnConversion { launch: launch(blocks), bytes: 100, group }, next);
+    let (number, from) =
+        columns.add(source, ColumnConversion { launch: launch(blocks), bytes: 100, column: 0, group }, next);
     let from = match from {
         ColumnSource::Shared => "shared".to_owned(),
         ColumnSource::Launch(launch) => format!("launch {}", launch.blocks()),

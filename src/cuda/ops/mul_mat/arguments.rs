@@ -1,6 +1,7 @@
 //! Arguments of the products in ggml's layout, and of the conversions of columns, with their accesses.
 
 use super::super::{Access, Grid, KernelArguments, Shape, saturating_product};
+use crate::tensor::DType;
 use bytemuck::{Pod, Zeroable};
 
 /// `struct MulMatArgs` of kernels/mul_mat.cu.
@@ -26,7 +27,7 @@ impl MulMatArgs {
         let &MulMatArgs { k, m, n, planes, b2, r2, r3, a, b, dst, .. } = self;
         let b3 = planes.div_ceil(b2.max(1));
         let weights = Access::run(0, &[k]).along(m, a[0]).along(b2.div_ceil(r2.max(1)), a[1]);
-        let columns = Access::run(1, &[k]).along(n, b[0]).along(b2, b[1]).along(b3, b[2]);
+        let columns = Access::column(1, k).along(n, b[0]).along(b2, b[1]).along(b3, b[2]);
         let result = Access::one(2).along(m, dst[0]).along(n, dst[1]).along(b2, dst[2]).along(b3, dst[3]);
         [weights.along(b3.div_ceil(r3.max(1)), a[2]), columns, result].map(Access::unaligned)
     }
@@ -61,7 +62,7 @@ impl KernelArguments for MulMatIdArgs {
         let &MulMatIdArgs { k, m, experts, used, tokens, nb, a, b, dst, ids, .. } = self;
         let accesses = [
             Access::run(0, &[k]).along(m, a[0]).along(experts, a[1]),
-            Access::run(1, &[k]).along(nb, b[0]).along(tokens, b[1]),
+            Access::column(1, k).along(nb, b[0]).along(tokens, b[1]),
             Access::one(2).along(m, dst[0]).along(used, dst[1]).along(tokens, dst[2]),
             Access::one(3).along(used, ids[0]).along(tokens, ids[1]),
         ];
@@ -69,7 +70,7 @@ impl KernelArguments for MulMatIdArgs {
     }
 }
 
-/// `struct WidenArgs`, `struct RoundArgs` and `struct QuantizeArgs` of kernels/mul_mat.cu.
+/// `struct WidenArgs` and `struct RoundArgs` of kernels/mul_mat.cu, and the fields of `struct QuantizeArgs`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct ConvertColumnsArgs {
@@ -83,7 +84,26 @@ pub(super) struct ConvertColumnsArgs {
 
 impl KernelArguments for ConvertColumnsArgs {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.accesses_with_strides_in(DType::F32.block_bytes() as u64))
+    }
+}
+
+impl ConvertColumnsArgs {
+    /// The accesses, if strides count units of so many bytes.
+    fn accesses_with_strides_in(&self, unit: u64) -> Vec<Access> {
         let rows = saturating_product(&self.b.ne[1..]);
-        Ok(vec![self.b.access(0).unaligned(), Access::bytes(1, self.stride.saturating_mul(rows))])
+        let bytes = self.stride.saturating_mul(unit).saturating_mul(rows);
+        vec![self.b.access(0).unaligned(), Access::bytes(1, bytes)]
+    }
+}
+
+/// `struct QuantizeArgs` of kernels/mul_mat.cu: the stride counts bytes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct QuantizeColumnsArgs(pub(super) ConvertColumnsArgs);
+
+impl KernelArguments for QuantizeColumnsArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(self.0.accesses_with_strides_in(1))
     }
 }

@@ -5,7 +5,7 @@ use super::super::{
     saturating_product,
 };
 use super::planes::Planes;
-use super::{MMA_ROWS, MMA_TILE_COLUMNS, WeightLayout};
+use super::{MMA_ROWS, MMA_TILE_COLUMNS, MulMatArgs, WeightLayout};
 use super::{group_len, launch_typed, merged_rows, mul_mat_args, quantize_grid};
 use crate::cuda::kernel::ColumnConversion;
 use crate::tensor::{DType, TensorDesc};
@@ -36,6 +36,20 @@ impl KernelArguments for QuantizeTilesArgs {
         let planes = saturating_product(&rows) / u64::from(self.columns.max(1));
         let bytes = saturating_product(&[steps.0, self.tiles]).saturating_mul(steps.1).saturating_mul(planes);
         Ok(vec![self.b.access(0).unaligned(), Access::bytes(1, bytes)])
+    }
+}
+
+/// `struct MulMatArgs` with columns in tiles, which the kernels read as whole planes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+struct TiledArgs(MulMatArgs);
+
+impl KernelArguments for TiledArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let MulMatArgs { planes, b2, b, .. } = self.0;
+        let [weights, _, result] = self.0.accesses();
+        let columns = Access::bytes(1, b[1]).along(b2, b[1]).along(planes.div_ceil(b2.max(1)), b[2]);
+        Ok(vec![weights, columns, result])
     }
 }
 
@@ -80,7 +94,7 @@ fn quantize_tiles(
     let grid = quantize_grid(columns, k, group);
     let launch = on.launch(("mul_mat", "mul_mat_quantize_tiles"), grid, &pointers, &args)?;
     let b = [tile_bytes / u64::from(MMA_TILE_COLUMNS), plane, plane * b2];
-    Ok((ColumnConversion { launch, bytes, group: None }, Planes { b, ..planes }))
+    Ok((ColumnConversion { launch, bytes, column: 0, group: None }, Planes { b, ..planes }))
 }
 
 /// The product of packed weights with tiles of columns.
@@ -95,7 +109,7 @@ fn mma_launch(a: &TensorDesc, planes: &Planes, tiles: u32, on: &NodeOnGpu<'_>) -
     let most = (k / 256).max(1).ilog2().min(MMA_WARPS.ilog2());
     let enough = |&log2: &u32| in_x(log2).saturating_mul(others) >= u64::from(on.gpu.multiprocessors);
     let log2_split = (0..most).find(enough).unwrap_or(most);
-    let args = mul_mat_args(a, planes, WeightLayout::Packed, log2_split, on)?;
+    let args = TiledArgs(mul_mat_args(a, planes, WeightLayout::Packed, log2_split, on)?);
     let grid = Grid::of([in_x(log2_split), groups.min(MAX_GRID_YZ), u64::from(in_z).min(MAX_GRID_YZ)], 32 * MMA_WARPS);
     launch_typed("mma_", &format!("mma{tiles}"), a, grid, &[Ptr::Src(0), Ptr::Columns, Ptr::Dst], &args, on)
 }
