@@ -274,16 +274,16 @@ fn without_device_name(e: DeviceError) -> DeviceError {
 
 /// Compares the results of vector kernels with those of the exact ones, if the destination has enough f32 values.
 fn check_accuracy(graph: &Graph, exact: &[Vec<u8>], fast: &[Vec<u8>], wrong: &dyn Fn(&str)) {
-    if let Some(nmse) = nmse_if_comparable(graph, exact, fast)
+    if let Some(nmse) = nmse_if_comparable(graph, 0, exact, fast)
         && nmse > 1e-2
     {
         wrong(&format!("the NMSE of the fast kernels is {nmse}, expected at most 0.01"));
     }
 }
 
-/// The NMSE of the results of the first node, if its destination has enough f32 values, and those of `exact` are finite.
-pub(crate) fn nmse_if_comparable(graph: &Graph, exact: &[Vec<u8>], other: &[Vec<u8>]) -> Option<f64> {
-    let dst = graph.tensor(graph.nodes()[0].dst).expect("a destination");
+/// The NMSE of the results of node `index`, if its destination has enough f32 values, and those of `exact` are finite.
+pub(crate) fn nmse_if_comparable(graph: &Graph, index: usize, exact: &[Vec<u8>], other: &[Vec<u8>]) -> Option<f64> {
+    let dst = graph.tensor(graph.nodes()[index].dst).expect("a destination");
     if dst.desc.dtype() != DType::F32 || dst.desc.elements() < 64 {
         return None;
     }

@@ -2,6 +2,7 @@
 //! parameters. Most of them are valid.
 
 mod drafts;
+mod groups;
 mod image_drafts;
 mod index_drafts;
 mod recurrent_drafts;
@@ -12,6 +13,7 @@ use fanout::graph::validate::UntrustedTensor;
 use fanout::ops::OpCode;
 use fanout::tensor::{Capability, DType, TensorDesc};
 use fastrand::Rng;
+pub(crate) use groups::GroupKind;
 
 use DType::{BF16, F16, F32, I32, I64};
 
