@@ -157,7 +157,7 @@ fn compare(
             }
         });
     } else if memory.plausible
-        && let Some(nmse) = nmse_if_comparable(graph, 0, &want, &got)
+        && let Some(nmse) = nmse_if_comparable(graph, 0, 0.0, [&want, &got])
         && nmse > 1e-2
     {
         wrong(&format!("the NMSE of the GPU is {nmse}, expected at most 0.01"));

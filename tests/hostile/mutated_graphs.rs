@@ -274,15 +274,21 @@ fn without_device_name(e: DeviceError) -> DeviceError {
 
 /// Compares the results of vector kernels with those of the exact ones, if the destination has enough f32 values.
 fn check_accuracy(graph: &Graph, exact: &[Vec<u8>], fast: &[Vec<u8>], wrong: &dyn Fn(&str)) {
-    if let Some(nmse) = nmse_if_comparable(graph, 0, exact, fast)
+    if let Some(nmse) = nmse_if_comparable(graph, 0, 0.0, [exact, fast])
         && nmse > 1e-2
     {
         wrong(&format!("the NMSE of the fast kernels is {nmse}, expected at most 0.01"));
     }
 }
 
-/// The NMSE of the results of node `index`, if its destination has enough f32 values, and those of `exact` are finite.
-pub(crate) fn nmse_if_comparable(graph: &Graph, index: usize, exact: &[Vec<u8>], other: &[Vec<u8>]) -> Option<f64> {
+/// The NMSE of the results of node `index`, if its destination has enough f32 values, and those of `exact` are finite and have at least
+/// the mean square `least`.
+pub(crate) fn nmse_if_comparable(
+    graph: &Graph,
+    index: usize,
+    least: f64,
+    [exact, other]: [&[Vec<u8>]; 2],
+) -> Option<f64> {
     let dst = graph.tensor(graph.nodes()[index].dst).expect("a destination");
     if dst.desc.dtype() != DType::F32 || dst.desc.elements() < 64 {
         return None;
@@ -294,7 +300,8 @@ pub(crate) fn nmse_if_comparable(graph: &Graph, index: usize, exact: &[Vec<u8>],
         error += (x - y) * (x - y);
         power += x * x;
     });
-    power.is_finite().then(|| if error > 0.0 { error / power } else { 0.0 })
+    let comparable = power.is_finite() && power >= least * dst.desc.elements() as f64;
+    comparable.then(|| if error > 0.0 { error / power } else { 0.0 })
 }
 
 /// Upper bound of the multiplications of a graph.
