@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
-const PTX: &str = include_str!("../kernels/ptx/elementwise.sm_75.ptx");
+const PTX: &str = include_str!("../kernels/ptx/elementwise.sm_80.ptx");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // From here on "libcuda.so" is the emulator. The rest is an ordinary CUDA program.

@@ -1,6 +1,5 @@
 // Number formats: conversions with every rounding, saturation, math functions and integer intrinsics. Each kernel computes
 // a row of results per element, and OUT(k) names column k of it.
-// Compiled twice: as it is, and with fast math, where the approximate and flushing forms stand in.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -93,46 +92,15 @@ extern "C" __global__ void integers_to_half(const int* in, unsigned short* out, 
 extern "C" __global__ void half_arithmetic(const half* a, const half* b, half* out, int n) {
     INDEX;
     half x = a[i], y = b[i];
-    OUT(0) = __hadd(x, y), OUT(1) = __hsub(x, y), OUT(2) = __hmul(x, y), OUT(3) = __hdiv(x, y);
-    OUT(4) = __hfma(x, y, x), OUT(5) = __hadd_sat(x, y), OUT(6) = __hsub_sat(x, y), OUT(7) = __hmul_sat(x, y);
-    OUT(8) = __hfma_sat(x, y, x), OUT(9) = __hneg(x), OUT(10) = __habs(x), OUT(11) = hsqrt(__habs(x));
-    OUT(12) = hrsqrt(__habs(x)), OUT(13) = hrcp(x), OUT(14) = hexp(x), OUT(15) = hexp2(x), OUT(16) = hlog(__habs(x));
-    OUT(17) = hlog2(__habs(x)), OUT(18) = hsin(x), OUT(19) = hcos(x), OUT(20) = hfloor(x), OUT(21) = hceil(x);
-    OUT(22) = htrunc(x), OUT(23) = hrint(x), OUT(24) = __hmin(x, y), OUT(25) = __hmax(x, y);
-    OUT(26) = __hadd_rn(x, y), OUT(27) = __hmul_rn(x, y);
-#if __CUDA_ARCH__ >= 800
-    OUT(28) = __hmin_nan(x, y), OUT(29) = __hmax_nan(x, y), OUT(30) = __hfma_relu(x, y, x), OUT(31) = htanh_approx(x);
-#endif
+    OUT(0) = __hadd(x, y), OUT(1) = __hsub(x, y), OUT(2) = __hmul(x, y), OUT(3) = __hfma(x, y, x);
 }
 
 extern "C" __global__ void half2_arithmetic(const half2* a, const half2* b, half2* out, int n) {
     INDEX;
     half2 x = a[i], y = b[i];
-    OUT(0) = __hadd2(x, y), OUT(1) = __hsub2(x, y), OUT(2) = __hmul2(x, y), OUT(3) = __h2div(x, y);
-    OUT(4) = __hfma2(x, y, x), OUT(5) = __hadd2_sat(x, y), OUT(6) = __hmul2_sat(x, y), OUT(7) = __hfma2_sat(x, y, x);
-    OUT(8) = __hneg2(x), OUT(9) = __habs2(x), OUT(10) = h2exp2(x), OUT(11) = h2rcp(x), OUT(12) = h2sqrt(__habs2(x));
-    OUT(13) = __hmin2(x, y), OUT(14) = __hmax2(x, y), OUT(15) = __lowhigh2highlow(x), OUT(16) = __lows2half2(x, y);
-    OUT(17) = __highs2half2(x, y), OUT(18) = __hlt2(x, y), OUT(19) = __hge2(x, y), OUT(20) = __heq2(x, y);
-    OUT(21) = __hneu2(x, y), OUT(22) = __hisnan2(x), OUT(23) = h2floor(x), OUT(24) = h2rint(x);
-    unsigned mask = __hgt2_mask(x, y);
-    OUT(25) = *(half2*)&mask;
-#if __CUDA_ARCH__ >= 800
-    OUT(26) = __hmin2_nan(x, y), OUT(27) = __hfma2_relu(x, y, x), OUT(28) = h2tanh_approx(x);
-    OUT(29) = __hcmadd(x, y, x);
-#endif
+    OUT(0) = __hadd2(x, y), OUT(1) = __hsub2(x, y), OUT(2) = __hmul2(x, y), OUT(3) = __hfma2(x, y, x);
 }
 
-// Bits: < <= == != > >= ordered, then the same unordered, then of pairs: all less, any... and NaN tests.
-extern "C" __global__ void half_comparisons(const half* a, const half* b, unsigned* out, int n) {
-    INDEX;
-    half x = a[i], y = b[i];
-    OUT(0) = __hlt(x, y) | __hle(x, y) << 1 | __heq(x, y) << 2 | __hne(x, y) << 3 | __hgt(x, y) << 4 | __hge(x, y) << 5;
-    OUT(1) = __hltu(x, y) | __hleu(x, y) << 1 | __hequ(x, y) << 2 | __hneu(x, y) << 3 | __hgtu(x, y) << 4 | __hgeu(x, y) << 5;
-    half2 xx = __halves2half2(x, y), yy = __halves2half2(y, x);
-    OUT(2) = __hblt2(xx, yy) | __hbeq2(xx, yy) << 1 | __hisnan(x) << 2 | (__hisinf(x) != 0) << 3;
-}
-
-#if __CUDA_ARCH__ >= 800
 extern "C" __global__ void float_to_bfloat16(const float* in, unsigned short* out, int n) {
     INDEX;
     float x = in[i];
@@ -154,26 +122,14 @@ extern "C" __global__ void bfloat16_to_others(const unsigned short* in, double* 
 extern "C" __global__ void bfloat16_arithmetic(const __nv_bfloat16* a, const __nv_bfloat16* b, __nv_bfloat16* out, int n) {
     INDEX;
     __nv_bfloat16 x = a[i], y = b[i];
-    OUT(0) = __hadd(x, y), OUT(1) = __hsub(x, y), OUT(2) = __hmul(x, y), OUT(3) = __hdiv(x, y), OUT(4) = __hfma(x, y, x);
-    OUT(5) = __hadd_sat(x, y), OUT(6) = __hfma_sat(x, y, x), OUT(7) = __hneg(x), OUT(8) = __habs(x), OUT(9) = __hmin(x, y);
-    OUT(10) = __hmax(x, y), OUT(11) = __hmin_nan(x, y), OUT(12) = __hmax_nan(x, y), OUT(13) = __hfma_relu(x, y, x);
-    OUT(14) = hexp(x), OUT(15) = hexp2(x), OUT(16) = hlog2(__habs(x)), OUT(17) = hsqrt(__habs(x)), OUT(18) = hrsqrt(__habs(x));
-    OUT(19) = hrcp(x), OUT(20) = hsin(x), OUT(21) = hcos(x), OUT(22) = hfloor(x), OUT(23) = hceil(x), OUT(24) = htrunc(x);
-    OUT(25) = hrint(x), OUT(26) = __hlt(x, y) ? x : y, OUT(27) = __hgeu(x, y) ? x : y;
-    OUT(28) = htanh_approx(x);
+    OUT(0) = __hadd(x, y), OUT(1) = __hsub(x, y), OUT(2) = __hmul(x, y), OUT(3) = __hfma(x, y, x);
 }
 
 extern "C" __global__ void bfloat162_arithmetic(const __nv_bfloat162* a, const __nv_bfloat162* b, __nv_bfloat162* out, int n) {
     INDEX;
     __nv_bfloat162 x = a[i], y = b[i];
-    OUT(0) = __hadd2(x, y), OUT(1) = __hsub2(x, y), OUT(2) = __hmul2(x, y), OUT(3) = __h2div(x, y), OUT(4) = __hfma2(x, y, x);
-    OUT(5) = __hfma2_sat(x, y, x), OUT(6) = __hfma2_relu(x, y, x), OUT(7) = __hneg2(x), OUT(8) = __habs2(x);
-    OUT(9) = __hmin2(x, y), OUT(10) = __hmax2(x, y), OUT(11) = __hmax2_nan(x, y), OUT(12) = __hlt2(x, y), OUT(13) = __heq2(x, y);
-    OUT(14) = h2exp2(x), OUT(15) = h2rcp(x), OUT(16) = h2tanh_approx(x);
-    unsigned mask = __hgt2_mask(x, y);
-    OUT(17) = *(__nv_bfloat162*)&mask;
+    OUT(0) = __hadd2(x, y), OUT(1) = __hsub2(x, y), OUT(2) = __hmul2(x, y), OUT(3) = __hfma2(x, y, x);
 }
-#endif
 
 // f32 arithmetic with each rounding, and saturation.
 extern "C" __global__ void float_rounding(const float* a, const float* b, float* out, int n) {
@@ -248,10 +204,10 @@ extern "C" __global__ void float_intrinsics(const float* a, const float* b, floa
 extern "C" __global__ void double_math(const double* a, const double* b, double* out, int n) {
     INDEX;
     double x = a[i], y = b[i], p = fabs(x);
-    OUT(0) = sqrt(p), OUT(1) = x / y, OUT(2) = exp(x), OUT(3) = log(p), OUT(4) = sin(x), OUT(5) = cos(x), OUT(6) = pow(p, y);
-    OUT(7) = tanh(x), OUT(8) = erf(x), OUT(9) = rsqrt(p), OUT(10) = floor(x), OUT(11) = ceil(x), OUT(12) = trunc(x);
-    OUT(13) = rint(x), OUT(14) = round(x), OUT(15) = fmod(x, y), OUT(16) = copysign(x, y), OUT(17) = cbrt(x), OUT(18) = exp2(x);
-    OUT(19) = log2(p), OUT(20) = atan(x), OUT(21) = fma(x, y, x), OUT(22) = __longlong_as_double(__double_as_longlong(x) ^ 1);
+    OUT(0) = sqrt(p), OUT(1) = x / y, OUT(2) = exp(x), OUT(3) = log(p), OUT(4) = pow(p, y), OUT(5) = tanh(x), OUT(6) = erf(x);
+    OUT(7) = rsqrt(p), OUT(8) = floor(x), OUT(9) = ceil(x), OUT(10) = trunc(x), OUT(11) = rint(x), OUT(12) = round(x);
+    OUT(13) = fmod(x, y), OUT(14) = copysign(x, y), OUT(15) = cbrt(x), OUT(16) = exp2(x), OUT(17) = log2(p), OUT(18) = atan(x);
+    OUT(19) = fma(x, y, x), OUT(20) = __longlong_as_double(__double_as_longlong(x) ^ 1);
 }
 
 extern "C" __global__ void integer_intrinsics(const unsigned* a, const unsigned* b, unsigned* out, int n) {
@@ -260,14 +216,13 @@ extern "C" __global__ void integer_intrinsics(const unsigned* a, const unsigned*
     int s = (int)x, t = (int)y;
     OUT(0) = __clz(s), OUT(1) = __popc(x), OUT(2) = __brev(x), OUT(3) = __ffs(s), OUT(4) = __byte_perm(x, y, x >> 16);
     OUT(5) = __byte_perm(x, y, 0x5140), OUT(6) = __funnelshift_l(x, y, y), OUT(7) = __funnelshift_r(x, y, y);
-    OUT(8) = __funnelshift_lc(x, y, y), OUT(9) = __funnelshift_rc(x, y, y), OUT(10) = __mul24(s, t), OUT(11) = __umul24(x, y);
-    OUT(12) = __mulhi(s, t), OUT(13) = __umulhi(x, y), OUT(14) = __dp4a(s, t, s), OUT(15) = __dp4a(x, y, x);
-    OUT(16) = __dp2a_lo(s, t, s), OUT(17) = __dp2a_hi(s, t, s), OUT(18) = __dp2a_lo(x, y, x), OUT(19) = __dp2a_hi(x, y, x);
-    OUT(20) = __sad(s, t, x), OUT(21) = __usad(x, y, x), OUT(22) = __hadd(s, t), OUT(23) = __rhadd(s, t), OUT(24) = __uhadd(x, y);
-    OUT(25) = abs(s), OUT(26) = min(s, t), OUT(27) = max(s, t), OUT(28) = min(x, y), OUT(29) = max(x, y);
-    OUT(30) = (x << (y & 31)) | (x >> (32 - (y & 31) & 31)), OUT(31) = (x & 0xff00) >> 8, OUT(32) = (int)(x << 12) >> 20;
-    OUT(33) = (x & y) | (~x & t), OUT(34) = x ^ y ^ (unsigned)i;
-    OUT(35) = __fns(x, 0, (int)(y % 5) + 1);
+    OUT(8) = __funnelshift_lc(x, y, y), OUT(9) = __funnelshift_rc(x, y, y);
+    OUT(10) = __mulhi(s, t), OUT(11) = __umulhi(x, y), OUT(12) = __dp4a(s, t, s), OUT(13) = __dp4a(x, y, x);
+    OUT(14) = __dp2a_lo(s, t, s), OUT(15) = __dp2a_hi(s, t, s), OUT(16) = __dp2a_lo(x, y, x), OUT(17) = __dp2a_hi(x, y, x);
+    OUT(18) = __hadd(s, t), OUT(19) = __rhadd(s, t), OUT(20) = __uhadd(x, y);
+    OUT(21) = abs(s), OUT(22) = min(s, t), OUT(23) = max(s, t), OUT(24) = min(x, y), OUT(25) = max(x, y);
+    OUT(26) = (x << (y & 31)) | (x >> (32 - (y & 31) & 31)), OUT(27) = (x & 0xff00) >> 8, OUT(28) = (int)(x << 12) >> 20;
+    OUT(29) = (x & y) | (~x & t), OUT(30) = x ^ y ^ (unsigned)i;
 }
 
 extern "C" __global__ void wide_intrinsics(const unsigned long long* a, const unsigned long long* b, unsigned long long* out, int n) {
@@ -278,19 +233,4 @@ extern "C" __global__ void wide_intrinsics(const unsigned long long* a, const un
     OUT(5) = __umul64hi(x, y), OUT(6) = min(s, t), OUT(7) = max(x, y), OUT(8) = x >> (y & 63), OUT(9) = s >> (y & 63);
     OUT(10) = (unsigned long long)(unsigned)x * (unsigned)y, OUT(11) = (long long)(int)x * (int)y, OUT(12) = llabs(s);
     OUT(13) = x * y + x, OUT(14) = x << (y & 63);
-#ifdef __SIZEOF_INT128__
-    unsigned __int128 product = (unsigned __int128)x * y, sum = product + x;
-    OUT(15) = (unsigned long long)(sum >> 64), OUT(16) = (unsigned long long)sum;
-    OUT(17) = y != 0 ? (unsigned long long)(sum / y) : 0, OUT(18) = (unsigned long long)((sum - y) >> (x & 127));
-#endif
-}
-
-// Packed bytes and halves in a word.
-extern "C" __global__ void packed_intrinsics(const unsigned* a, const unsigned* b, unsigned* out, int n) {
-    INDEX;
-    unsigned x = a[i], y = b[i];
-    OUT(0) = __vadd4(x, y), OUT(1) = __vsub4(x, y), OUT(2) = __vaddss4(x, y), OUT(3) = __vsubus4(x, y), OUT(4) = __vabs4(x);
-    OUT(5) = __vabsdiffu4(x, y), OUT(6) = __vmaxs4(x, y), OUT(7) = __vminu4(x, y), OUT(8) = __vcmpeq4(x, y), OUT(9) = __vcmpgts4(x, y);
-    OUT(10) = __vavgu4(x, y), OUT(11) = __vsads4(x, y), OUT(12) = __vadd2(x, y), OUT(13) = __vsub2(x, y), OUT(14) = __vmaxs2(x, y);
-    OUT(15) = __vminu2(x, y), OUT(16) = __vcmpleu2(x, y), OUT(17) = __vsubss2(x, y), OUT(18) = __vneg4(x), OUT(19) = __vseteq4(x, y);
 }

@@ -1,5 +1,4 @@
-// Moving 8 x 8 matrices of 16-bit elements between shared memory and the registers of a warp: ldmatrix, stmatrix and
-// movmatrix. One warp. `in` holds 4 matrices, row by row, 256 halves; lane l passes the address of row l.
+// ldmatrix: moving 8 x 8 matrices of 16-bit elements from shared memory to the registers of a warp. One warp. `in` holds 4 matrices, row by row, 256 halves; lane l passes the address of row l.
 
 __device__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
@@ -23,30 +22,3 @@ LOAD_MATRIX(x4, "x4", 4, "%0, %1, %2, %3", "%4", R4)
 LOAD_MATRIX(x1_transposed, "x1.trans", 1, "%0", "%1", R1)
 LOAD_MATRIX(x2_transposed, "x2.trans", 2, "%0, %1", "%2", R2)
 LOAD_MATRIX(x4_transposed, "x4.trans", 4, "%0, %1, %2, %3", "%4", R4)
-
-extern "C" __global__ void move_matrix(const unsigned* in, unsigned* out) {
-    unsigned value;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(value) : "r"(in[threadIdx.x]));
-    out[threadIdx.x] = value;
-}
-
-#if __CUDA_ARCH__ >= 900
-#define STORE_MATRIX(NAME, FORM, COUNT, REGISTERS, ...)                                                               \
-    extern "C" __global__ void store_matrix_##NAME(const unsigned* in, unsigned short* out) {                         \
-        __shared__ __align__(16) unsigned short cells[256];                                                           \
-        for (int k = threadIdx.x; k < 256; k += 32) cells[k] = 0;                                                     \
-        __syncthreads();                                                                                              \
-        const unsigned* r = in + threadIdx.x * COUNT;                                                                 \
-        asm volatile("stmatrix.sync.aligned.m8n8." FORM ".shared.b16 [%0], {" REGISTERS "};" ::"r"(                   \
-                         shared_address(cells + 8 * threadIdx.x)),                                                    \
-                     __VA_ARGS__                                                                                      \
-                     : "memory");                                                                                     \
-        __syncthreads();                                                                                              \
-        for (int k = threadIdx.x; k < 256; k += 32) out[k] = cells[k];                                                \
-    }
-STORE_MATRIX(x1, "x1", 1, "%1", "r"(r[0]))
-STORE_MATRIX(x2, "x2", 2, "%1, %2", "r"(r[0]), "r"(r[1]))
-STORE_MATRIX(x4, "x4", 4, "%1, %2, %3, %4", "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]))
-STORE_MATRIX(x2_transposed, "x2.trans", 2, "%1, %2", "r"(r[0]), "r"(r[1]))
-STORE_MATRIX(x4_transposed, "x4.trans", 4, "%1, %2, %3, %4", "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]))
-#endif

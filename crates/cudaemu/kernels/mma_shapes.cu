@@ -34,19 +34,13 @@
 #define TEXT_214 "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10}"
 #define TEXT_422 "{%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%8, %9}"
 #define TEXT_424 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13}"
-#define TEXT_112 "{%0, %1}, {%2}, {%3}, {%4, %5}"
 #define MMA_212(NAME, TYPE) MMA(NAME, TYPE, 2, 1, 2, TEXT_212, D2 : A2, B1, C2)
 #define MMA_214(NAME, TYPE) MMA(NAME, TYPE, 2, 1, 4, TEXT_214, D4 : A2, B1, C4)
 #define MMA_422(NAME, TYPE) MMA(NAME, TYPE, 4, 2, 2, TEXT_422, D2 : A4, B2, C2)
 #define MMA_424(NAME, TYPE) MMA(NAME, TYPE, 4, 2, 4, TEXT_424, D4 : A4, B2, C4)
-#define MMA_112(NAME, TYPE) MMA(NAME, TYPE, 1, 1, 2, TEXT_112, D2 : A1, B1, C2)
 
 MMA_212(m16n8k8_f16_f16, "m16n8k8.row.col.f16.f16.f16.f16")
 MMA_214(m16n8k8_f32_f16, "m16n8k8.row.col.f32.f16.f16.f32")
-MMA_112(m8n8k16_s32_s8, "m8n8k16.row.col.s32.s8.s8.s32")
-MMA_112(m8n8k16_s32_u8, "m8n8k16.row.col.s32.u8.u8.s32")
-MMA_112(m8n8k16_s32_s8_satfinite, "m8n8k16.row.col.satfinite.s32.s8.s8.s32")
-MMA_112(m8n8k32_s32_s4, "m8n8k32.row.col.s32.s4.s4.s32")
 
 #if __CUDA_ARCH__ >= 800
 MMA_422(m16n8k16_f16_f16, "m16n8k16.row.col.f16.f16.f16.f16")
@@ -59,25 +53,4 @@ MMA_214(m16n8k16_s32_s8, "m16n8k16.row.col.s32.s8.s8.s32")
 MMA_214(m16n8k16_s32_u8_s8, "m16n8k16.row.col.s32.u8.s8.s32")
 MMA_424(m16n8k32_s32_s8, "m16n8k32.row.col.s32.s8.s8.s32")
 MMA_424(m16n8k32_s32_u8, "m16n8k32.row.col.s32.u8.u8.s32")
-MMA_424(m16n8k32_s32_s8_u8_satfinite, "m16n8k32.row.col.satfinite.s32.s8.u8.s32")
-MMA_214(m16n8k32_s32_s4, "m16n8k32.row.col.s32.s4.s4.s32")
-MMA_424(m16n8k64_s32_u4, "m16n8k64.row.col.s32.u4.u4.s32")
-MMA_214(m16n8k128_s32_b1, "m16n8k128.row.col.s32.b1.b1.s32.xor.popc")
-
-// Double precision: A and B one value per lane, C and D two.
-extern "C" __global__ void mma_m8n8k4_f64(const double* a, const double* b, const double* c, double* d) {
-    int t = threadIdx.x;
-    double d0, d1;
-    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%4, %5};"
-                 : "=d"(d0), "=d"(d1)
-                 : "d"(a[t]), "d"(b[t]), "d"(c[2 * t]), "d"(c[2 * t + 1]));
-    d[2 * t] = d0;
-    d[2 * t + 1] = d1;
-}
-#endif
-
-#if __CUDA_ARCH__ >= 890
-MMA_424(m16n8k32_f32_e4m3, "m16n8k32.row.col.f32.e4m3.e4m3.f32")
-MMA_424(m16n8k32_f32_e5m2, "m16n8k32.row.col.f32.e5m2.e5m2.f32")
-MMA_424(m16n8k32_f32_e4m3_e5m2, "m16n8k32.row.col.f32.e4m3.e5m2.f32")
 #endif

@@ -60,7 +60,6 @@ ALL(exch_u32, unsigned, atomicExch(at, value))
 ALL(exch_f32, float, atomicExch(at, value))
 ALL(exch_u64, unsigned long long, atomicExch(at, value))
 // Where the cell is 0 it becomes the value.
-ALL(cas_u16, unsigned short, atomicCAS(at, (unsigned short)0, value))
 ALL(cas_u32, unsigned, atomicCAS(at, 0u, value))
 ALL(cas_u64, unsigned long long, atomicCAS(at, 0ull, value))
 

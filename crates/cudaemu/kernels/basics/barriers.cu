@@ -1,4 +1,4 @@
-// Barriers of a block: plain, reducing, named, for a part of the block, arriving without waiting; and one of the grid.
+// Barriers of a block: plain, reducing, named, for a part of the block, arriving without waiting.
 
 // Each phase reads what another warp wrote in the phase before.
 extern "C" __global__ void rotate(const int* in, int* out, int rounds) {
@@ -80,30 +80,6 @@ extern "C" __global__ void early_exit(const int* in, int* out, int warps) {
     cells[t] = in[t];
     __syncthreads();
     out[t] = cells[warps * 32 - 1 - t];
-}
-
-// A barrier of all blocks, which must be resident together (a cooperative launch): `arrived` begins as 0.
-__device__ void grid_barrier(unsigned* arrived, unsigned round) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(arrived, 1);
-        while (*(volatile unsigned*)arrived < gridDim.x * (round + 1)) {}
-        __threadfence();
-    }
-    __syncthreads();
-}
-
-// values[k] = values[k - 1] + values[k + 1] around a ring, `rounds` times, between two buffers.
-extern "C" __global__ void ring(unsigned* values, unsigned* other, int n, int rounds, unsigned* arrived) {
-    for (int round = 0; round < rounds; round++) {
-        const volatile unsigned* from = round % 2 ? other : values;
-        unsigned* to = round % 2 ? values : other;
-        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-            to[i] = from[(i + n - 1) % n] + from[(i + 1) % n];
-        }
-        grid_barrier(arrived, round);
-    }
 }
 
 // The last block to finish adds up the partial sums of all blocks: a sum in one launch without a grid barrier.

@@ -1,4 +1,4 @@
-// Functions that are not inlined: plain, recursive, by pointer, with structures in and out, and mutually recursive.
+// Functions that are not inlined: plain, recursive, with structures in and out, and mutually recursive.
 
 __device__ __noinline__ float polynomial(float x, float a, float b) { return (a * x + b) * x; }
 
@@ -63,40 +63,4 @@ extern "C" __global__ void call_by_reference(int* out) {
     add_to(&local, 5);
     add_to(&shared[i & 63], 7);
     add_to(&out[i], local + shared[i & 63]);
-}
-
-typedef int (*Operation)(int, int);
-__device__ int plus(int a, int b) { return a + b; }
-__device__ int minus(int a, int b) { return a - b; }
-__device__ int times(int a, int b) { return a * b; }
-__device__ int larger(int a, int b) { return a > b ? a : b; }
-__device__ Operation operations[4] = {plus, minus, times, larger};
-
-// Lanes of one warp call different functions through a table.
-extern "C" __global__ void call_by_pointer(const int* which, const int* a, const int* b, int* out) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    out[i] = operations[which[i] & 3](a[i], b[i]);
-}
-
-struct Shape {
-    __device__ virtual float area() const = 0;
-};
-struct Square : Shape {
-    float side;
-    __device__ Square(float s) : side(s) {}
-    __device__ float area() const override { return side * side; }
-};
-struct Circle : Shape {
-    float radius;
-    __device__ Circle(float r) : radius(r) {}
-    __device__ float area() const override { return 3.0f * radius * radius; }
-};
-
-// Virtual calls, on objects in local memory.
-extern "C" __global__ void call_virtual(const float* sizes, float* out) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    Square square(sizes[i]);
-    Circle circle(sizes[i]);
-    const Shape* shape = i % 2 ? (const Shape*)&square : (const Shape*)&circle;
-    out[i] = shape->area();
 }

@@ -1,6 +1,6 @@
-// Control flow: switch tables, loops that lanes leave at different times, early returns, locks, clocks and sleeping.
+// Control flow: switches, loops that lanes leave at different times, early returns, locks, clocks and sleeping.
 
-// A dense switch, which the compiler may make a branch by table.
+// A dense switch.
 extern "C" __global__ void switch_dense(const int* what, int* out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     int value = i;
@@ -18,25 +18,6 @@ extern "C" __global__ void switch_dense(const int* what, int* out) {
     default: value = -1;
     }
     out[i] = value;
-}
-
-// The same branch by an explicit table, in inline assembly.
-extern "C" __global__ void branch_by_table(const unsigned* what, unsigned* out) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    unsigned result;
-    asm volatile("{\n\t"
-                 "targets_%=: .branchtargets zero_%=, one_%=, two_%=;\n\t"
-                 "brx.idx %1, targets_%=;\n"
-                 "zero_%=: mov.u32 %0, 100;\n\t"
-                 "bra.uni done_%=;\n"
-                 "one_%=: mov.u32 %0, 200;\n\t"
-                 "bra.uni done_%=;\n"
-                 "two_%=: mov.u32 %0, 300;\n"
-                 "done_%=:\n\t"
-                 "}"
-                 : "=r"(result)
-                 : "r"(what[i] % 3));
-    out[i] = result;
 }
 
 // Steps until the Collatz sequence of i + 1 reaches 1: the lanes leave the loop at different times.

@@ -6,7 +6,6 @@ __constant__ int settings[8];  // filled by the host, through the module's globa
 __device__ unsigned table[16] = {1, 1, 2, 3, 5, 8, 13, 21};
 __device__ double scale = 2.5;
 __device__ unsigned counter;
-__device__ unsigned* into_table = &table[3];  // an initial value that is an address
 __device__ char text[] = "warp";
 
 // out[i] = c0 + c1 x + c2 x^2 + c3 x^3
@@ -24,12 +23,11 @@ extern "C" __global__ void constant_from_host(int* out, int n) {
     if (i < n) out[i] = settings[i & 7] + i;
 }
 
-// out[0..16) = table, out[16] = table[3] by its stored address, out[17..21) = "warp"; counter goes up by one per thread.
+// out[0..16) = table, out[16..20) = "warp"; counter goes up by one per thread.
 extern "C" __global__ void device_globals(unsigned* out, double* scaled) {
     int i = threadIdx.x;
     if (i < 16) out[i] = table[i];
-    if (i == 0) out[16] = *into_table;
-    if (i < 4) out[17 + i] = text[i];
+    if (i < 4) out[16 + i] = text[i];
     scaled[i] = scale * i;
     atomicAdd(&counter, 1);
 }

@@ -1,4 +1,4 @@
-// Communication within a warp: shuffles, votes, matches, reductions and the mask of active lanes.
+// Communication within a warp: shuffles, votes, reductions and the mask of active lanes.
 
 #define WHERE                                         \
     int i = blockIdx.x * blockDim.x + threadIdx.x;    \
@@ -63,18 +63,6 @@ extern "C" __global__ void votes(const int* in, unsigned* out) {
     }
 }
 
-extern "C" __global__ void matches(const unsigned* in, const unsigned long long* wide, unsigned* out) {
-    WHERE;
-    int all;
-    unsigned* to = out + 6 * i;
-    to[0] = __match_any_sync(0xffffffff, in[i]);
-    to[1] = __match_any_sync(0xffffffff, wide[i]);
-    to[2] = __match_all_sync(0xffffffff, in[i], &all);
-    to[3] = all;
-    to[4] = __match_all_sync(0xffffffff, wide[i], &all);
-    to[5] = all;
-}
-
 // Sum, largest and first over a warp, by shuffles.
 extern "C" __global__ void warp_reduce(const float* in, float* out) {
     WHERE;
@@ -112,7 +100,6 @@ extern "C" __global__ void compact(const int* in, int n, int* out, int* count) {
     }
 }
 
-#if __CUDA_ARCH__ >= 800
 extern "C" __global__ void warp_reduce_integers(const int* in, unsigned* out) {
     WHERE;
     int value = in[i];
@@ -126,7 +113,6 @@ extern "C" __global__ void warp_reduce_integers(const int* in, unsigned* out) {
     to[6] = __reduce_or_sync(0xffffffff, (unsigned)value) ^ __reduce_xor_sync(0xffffffff, (unsigned)value);
     to[7] = lane < 8 ? __reduce_and_sync(0x000000ff, (unsigned)value) : __reduce_add_sync(0xffffff00, value);
 }
-#endif
 
 // Neighbours exchange through shared memory with a warp barrier on each side.
 extern "C" __global__ void exchange_by_shared(const int* in, int* out) {

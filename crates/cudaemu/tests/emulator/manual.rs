@@ -33,7 +33,7 @@ fn the_report_in_the_readme_is_current() {
     let report = {
         let context = cudarc::driver::CudaContext::new(0).unwrap();
         let stream = context.default_stream();
-        let text = include_str!("../../kernels/ptx/elementwise.sm_75.ptx");
+        let text = include_str!("../../kernels/ptx/elementwise.sm_80.ptx");
         let module = context.load_module(cudarc::nvrtc::Ptx::from_src(text)).unwrap();
         let kernel = module.load_function("vector_add").unwrap();
         let [a, b] = [0, 1].map(|_| stream.clone_htod(&[1f32; 1000]).unwrap());

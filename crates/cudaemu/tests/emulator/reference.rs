@@ -26,8 +26,6 @@ pub struct Format {
 pub const F32: Format = Format { bits: 24, min_exponent: -126, max_finite: f32::MAX as f64 };
 pub const F16: Format = Format { bits: 11, min_exponent: -14, max_finite: 65504.0 };
 pub const BF16: Format = Format { bits: 8, min_exponent: -126, max_finite: 3.3895313892515355e38 };
-pub const E4M3: Format = Format { bits: 4, min_exponent: -6, max_finite: 448.0 };
-pub const E5M2: Format = Format { bits: 3, min_exponent: -14, max_finite: 57344.0 };
 
 /// A value as `high + low`: `low` is at most half a unit in the last place of `high`. For quotients and roots only the sign of
 /// `low` is meaningful, which is enough to round them.

@@ -3,9 +3,7 @@
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 
-mod asm_forms;
 mod basics;
-mod courses;
 mod formats;
 mod matrices;
 mod matvec;

@@ -1,8 +1,6 @@
-//! Barriers of blocks and of the grid.
+//! Barriers of blocks.
 
-use cudarc::driver::PushKernelArg;
-
-use crate::gpu::{Gpu, assert_same, ints, launch, launch_config, whole_floats};
+use crate::gpu::{Gpu, assert_same, ints, launch, whole_floats};
 
 #[test]
 fn each_round_reads_the_values_before_the_barrier() {
@@ -77,26 +75,6 @@ fn barriers_wait_for_divergent_lanes_and_not_for_exited_warps() {
         launch!(gpu, module, "early_exit", 1, 256; &gpu.upload(&values), &out, &(warps as i32));
         let want: Vec<i32> = (0..256).map(|t| if t < warps * 32 { values[warps * 32 - 1 - t] } else { 0 }).collect();
         assert_same(&format!("early_exit {warps}"), &gpu.download(&out), &want);
-    }
-}
-
-#[test]
-fn a_cooperative_grid_synchronises_all_blocks() {
-    let gpu = Gpu::new(80);
-    let module = gpu.load("barriers.sm_80");
-    let ring = module.load_function("ring").unwrap();
-    for (blocks, threads, n, rounds) in [(1, 32, 50, 3), (4, 64, 100, 6), (7, 32, 1000, 4)] {
-        let start: Vec<u32> = (0..n as u32).map(|i| i * i).collect();
-        let (values, other, arrived) = (gpu.upload(&start), gpu.alloc::<u32>(n), gpu.zeros::<u32>(1));
-        let (length, turns) = (n as i32, rounds);
-        let mut launch = gpu.stream().launch_builder(&ring);
-        launch.arg(&values).arg(&other).arg(&length).arg(&turns).arg(&arrived);
-        // SAFETY: the emulator checks what the kernel does with its arguments.
-        unsafe { launch.launch_cooperative(launch_config(blocks, threads, 0)) }.unwrap();
-        let step = |cells: Vec<u32>| (0..n).map(|i| cells[(i + n - 1) % n].wrapping_add(cells[(i + 1) % n])).collect();
-        let want: Vec<u32> = (0..rounds).fold(start, |cells, _| step(cells));
-        let out = if rounds % 2 == 0 { &values } else { &other };
-        assert_same(&format!("ring of {n} in {blocks} blocks"), &gpu.download(out), &want);
     }
 }
 

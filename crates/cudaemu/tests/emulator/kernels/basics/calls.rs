@@ -69,26 +69,3 @@ fn functions_write_through_pointers_to_every_space() {
     let want: Vec<i32> = before.iter().zip(0..).map(|(value, i)| value + 3 * i + 12).collect();
     assert_same("call_by_reference", &gpu.download(&memory), &want);
 }
-
-#[test]
-fn each_lane_calls_the_function_of_its_own_pointer() {
-    let gpu = Gpu::new(80);
-    let module = gpu.load("calls.sm_80");
-    let (which, a, b) = (ints(96, 0..4, 4), ints(96, -1000..1000, 5), ints(96, -1000..1000, 6));
-    let out = gpu.alloc::<i32>(96);
-    launch!(gpu, module, "call_by_pointer", 2, 48; &gpu.upload(&which), &gpu.upload(&a), &gpu.upload(&b), &out);
-    let apply = |i: usize| [a[i] + b[i], a[i] - b[i], a[i] * b[i], a[i].max(b[i])][which[i] as usize];
-    assert_same("call_by_pointer", &gpu.download(&out), &(0..96).map(apply).collect::<Vec<_>>());
-    let sizes = floats(96, 7);
-    let out = gpu.alloc::<f32>(96);
-    launch!(gpu, module, "call_virtual", 2, 48; &gpu.upload(&sizes), &out);
-    // Odd threads have a square, even ones a circle, whose area the kernel computes with a factor of 3 for π.
-    let area = |(i, &size): (usize, &f32)| f64::from(size) * f64::from(size) * if i % 2 == 1 { 1.0 } else { 3.0 };
-    assert_close(
-        "call_virtual",
-        &gpu.download(&out),
-        &sizes.iter().enumerate().map(area).collect::<Vec<_>>(),
-        2e-7,
-        0.0,
-    );
-}

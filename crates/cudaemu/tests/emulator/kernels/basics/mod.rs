@@ -6,7 +6,6 @@ mod calls;
 mod control;
 mod copy;
 mod elementwise;
-mod groups;
-mod print;
 mod spaces;
+mod transpose;
 mod warp;

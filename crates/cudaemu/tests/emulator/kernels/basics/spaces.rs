@@ -30,11 +30,10 @@ fn module_variables_keep_their_values_between_launches() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     for round in 1..=2 {
-        let (out, scaled) = (gpu.alloc::<u32>(21), gpu.alloc::<f64>(64));
+        let (out, scaled) = (gpu.alloc::<u32>(20), gpu.alloc::<f64>(64));
         launch!(gpu, module, "device_globals", 1, 64; &out, &scaled);
         let mut want = vec![1, 1, 2, 3, 5, 8, 13, 21];
         want.resize(16, 0);
-        want.push(3);
         want.extend("warp".bytes().map(u32::from));
         assert_same("device_globals", &gpu.download(&out), &want);
         assert_same("scale", &gpu.download(&scaled), &(0..64).map(|i| 2.5 * f64::from(i)).collect::<Vec<_>>());

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaModule, DeviceRepr};
 
 use crate::gpu::{Gpu, assert_same, floats, ints, launch, random, whole_floats};
 
-const FILES: [(u32, &str); 2] = [(75, "warp.sm_75"), (80, "warp.sm_80")];
+const FILE: &str = "warp.sm_80";
 /// Threads in three blocks of 64.
 const N: usize = 192;
 const BLOCKS: u32 = 3;
@@ -38,131 +38,84 @@ fn check_shuffles<T: DeviceRepr + Copy + PartialEq + Debug>(
 
 #[test]
 fn shuffles_read_the_lanes_of_their_definition() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        let mut random = random(1);
-        let wide: Vec<u64> = (0..N).map(|_| random.u64(..)).collect();
-        check_shuffles(&gpu, &module, "shuffle_s32", &ints(N, i32::MIN..i32::MAX, 1));
-        check_shuffles(&gpu, &module, "shuffle_f32", &floats(N, 2));
-        check_shuffles(&gpu, &module, "shuffle_u64", &wide);
-        check_shuffles(&gpu, &module, "shuffle_f64", &wide.iter().map(|&bits| bits as f64).collect::<Vec<_>>());
+    let gpu = Gpu::new(80);
+    let module = gpu.load(FILE);
+    let mut random = random(1);
+    let wide: Vec<u64> = (0..N).map(|_| random.u64(..)).collect();
+    check_shuffles(&gpu, &module, "shuffle_s32", &ints(N, i32::MIN..i32::MAX, 1));
+    check_shuffles(&gpu, &module, "shuffle_f32", &floats(N, 2));
+    check_shuffles(&gpu, &module, "shuffle_u64", &wide);
+    check_shuffles(&gpu, &module, "shuffle_f64", &wide.iter().map(|&bits| bits as f64).collect::<Vec<_>>());
 
-        let out = gpu.alloc::<u32>(N);
-        launch!(gpu, module, "shuffle_in_range", BLOCKS, BLOCK; &out);
-        let in_range = |i: usize| u32::from(i % 16 >= 4) | u32::from(i % 32 + 9 < 32) << 1 | 4;
-        assert_same(
-            &format!("{file} shuffle_in_range"),
-            &gpu.download(&out),
-            &(0..N).map(in_range).collect::<Vec<_>>(),
-        );
+    let out = gpu.alloc::<u32>(N);
+    launch!(gpu, module, "shuffle_in_range", BLOCKS, BLOCK; &out);
+    let in_range = |i: usize| u32::from(i % 16 >= 4) | u32::from(i % 32 + 9 < 32) << 1 | 4;
+    assert_same("shuffle_in_range", &gpu.download(&out), &(0..N).map(in_range).collect::<Vec<_>>());
 
-        let (values, out) = (ints(N, -100..100, 3), gpu.alloc::<i32>(N));
-        launch!(gpu, module, "shuffle_part", BLOCKS, BLOCK; &gpu.upload(&values), &out);
-        let want: Vec<i32> =
-            (0..N).map(|i| if i % 4 == 1 { values[i] + values[i ^ 8] } else { values[i] - 1 }).collect();
-        assert_same(&format!("{file} shuffle_part"), &gpu.download(&out), &want);
-    }
+    let (values, out) = (ints(N, -100..100, 3), gpu.alloc::<i32>(N));
+    launch!(gpu, module, "shuffle_part", BLOCKS, BLOCK; &gpu.upload(&values), &out);
+    let want: Vec<i32> = (0..N).map(|i| if i % 4 == 1 { values[i] + values[i ^ 8] } else { values[i] - 1 }).collect();
+    assert_same("shuffle_part", &gpu.download(&out), &want);
 }
 
 #[test]
 fn votes_combine_the_predicates_of_their_members() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        // Different kinds of warps: mixed, all positive, none, one half.
-        let mut values = ints(N, -10..10, 4);
-        values[32..64].fill(3);
-        values[64..96].fill(-3);
-        values[96..112].fill(1);
-        values[112..128].fill(0);
-        let out = gpu.alloc::<u32>(8 * N);
-        launch!(gpu, module, "votes", BLOCKS, BLOCK; &gpu.upload(&values), &out);
-        let ballot = |i: usize, holds: fn(usize, bool) -> bool| -> u32 {
-            let warp = &values[i / 32 * 32..][..32];
-            warp.iter().enumerate().map(|(lane, &value)| u32::from(holds(lane, value > 0)) << lane).sum()
-        };
-        let words = |i: usize| {
-            let (all, late) = (ballot(i, |_, holds| holds), ballot(i, |lane, holds| !holds && lane > 15));
-            let last = if i % 32 < 16 {
-                [all & 0xffff, 16]
-            } else {
-                [u32::from(all >> 16 != 0), u32::from(all >> 16 == 0xffff)]
-            };
-            let uniform = all == 0 || all == u32::MAX;
-            let active = if values[i] > 0 { all } else { 0 };
-            [u32::from(all != 0), u32::from(all == u32::MAX), all, u32::from(uniform), active, late, last[0], last[1]]
-        };
-        assert_same(&format!("{file} votes"), &gpu.download(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
-    }
-}
-
-#[test]
-fn match_finds_the_lanes_with_equal_values() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        let mut values: Vec<u32> = ints(N, 0..5, 5).into_iter().map(|value| value as u32).collect();
-        values[32..64].fill(9);
-        // Equal in the lower half, so that only a comparison of all 64 bits distinguishes them.
-        let mut wide: Vec<u64> = values.iter().map(|&value| u64::from(value % 2) << 40 | 7).collect();
-        wide[64..96].fill(1 << 63);
-        let out = gpu.alloc::<u32>(6 * N);
-        launch!(gpu, module, "matches", BLOCKS, BLOCK; &gpu.upload(&values), &gpu.upload(&wide), &out);
-        let lanes = |i: usize, equal: &dyn Fn(usize) -> bool| -> u32 {
-            (0..32).filter(|lane| equal(i / 32 * 32 + lane)).map(|lane| 1 << lane).sum()
-        };
-        let words = |i: usize| {
-            let narrow = lanes(i, &|other| values[other] == values[i]);
-            let wide = lanes(i, &|other| wide[other] == wide[i]);
-            let all = |lanes: u32| if lanes == u32::MAX { [u32::MAX, 1] } else { [0, 0] };
-            [narrow, wide, all(narrow)[0], all(narrow)[1], all(wide)[0], all(wide)[1]]
-        };
-        assert_same(&format!("{file} matches"), &gpu.download(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
-    }
+    let gpu = Gpu::new(80);
+    let module = gpu.load(FILE);
+    // Different kinds of warps: mixed, all positive, none, one half.
+    let mut values = ints(N, -10..10, 4);
+    values[32..64].fill(3);
+    values[64..96].fill(-3);
+    values[96..112].fill(1);
+    values[112..128].fill(0);
+    let out = gpu.alloc::<u32>(8 * N);
+    launch!(gpu, module, "votes", BLOCKS, BLOCK; &gpu.upload(&values), &out);
+    let ballot = |i: usize, holds: fn(usize, bool) -> bool| -> u32 {
+        let warp = &values[i / 32 * 32..][..32];
+        warp.iter().enumerate().map(|(lane, &value)| u32::from(holds(lane, value > 0)) << lane).sum()
+    };
+    let words = |i: usize| {
+        let (all, late) = (ballot(i, |_, holds| holds), ballot(i, |lane, holds| !holds && lane > 15));
+        let last =
+            if i % 32 < 16 { [all & 0xffff, 16] } else { [u32::from(all >> 16 != 0), u32::from(all >> 16 == 0xffff)] };
+        let uniform = all == 0 || all == u32::MAX;
+        let active = if values[i] > 0 { all } else { 0 };
+        [u32::from(all != 0), u32::from(all == u32::MAX), all, u32::from(uniform), active, late, last[0], last[1]]
+    };
+    assert_same("votes", &gpu.download(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
 }
 
 #[test]
 fn warp_reductions_scans_and_compaction_agree_with_the_host() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        let values = whole_floats(N, 1000, 6);
-        let out = gpu.alloc::<f32>(N / 16);
-        launch!(gpu, module, "warp_reduce", BLOCKS, BLOCK; &gpu.upload(&values), &out);
-        let reduce = |warp: &[f32]| [warp.iter().sum(), warp.iter().copied().fold(f32::MIN, f32::max)];
-        assert_same(
-            &format!("{file} warp_reduce"),
-            &gpu.download(&out),
-            &values.chunks(32).flat_map(reduce).collect::<Vec<_>>(),
-        );
+    let gpu = Gpu::new(80);
+    let module = gpu.load(FILE);
+    let values = whole_floats(N, 1000, 6);
+    let out = gpu.alloc::<f32>(N / 16);
+    launch!(gpu, module, "warp_reduce", BLOCKS, BLOCK; &gpu.upload(&values), &out);
+    let reduce = |warp: &[f32]| [warp.iter().sum(), warp.iter().copied().fold(f32::MIN, f32::max)];
+    assert_same("warp_reduce", &gpu.download(&out), &values.chunks(32).flat_map(reduce).collect::<Vec<_>>());
 
-        let values = ints(N, -1000..1000, 7);
-        let (input, out) = (gpu.upload(&values), gpu.alloc::<i32>(N));
-        launch!(gpu, module, "warp_scan", BLOCKS, BLOCK; &input, &out);
-        let scan = |i: usize| values[i / 32 * 32..=i].iter().sum();
-        assert_same(&format!("{file} warp_scan"), &gpu.download(&out), &(0..N).map(scan).collect::<Vec<i32>>());
+    let values = ints(N, -1000..1000, 7);
+    let (input, out) = (gpu.upload(&values), gpu.alloc::<i32>(N));
+    launch!(gpu, module, "warp_scan", BLOCKS, BLOCK; &input, &out);
+    let scan = |i: usize| values[i / 32 * 32..=i].iter().sum();
+    assert_same("warp_scan", &gpu.download(&out), &(0..N).map(scan).collect::<Vec<i32>>());
 
-        for n in [1, 100, N] {
-            let (out, count) = (gpu.zeros::<i32>(N), gpu.zeros::<i32>(1));
-            launch!(gpu, module, "compact", BLOCKS, BLOCK; &input, &(n as i32), &out, &count);
-            let mut want: Vec<i32> = values[..n].iter().copied().filter(|&value| value > 0).collect();
-            assert_same(&format!("{file} count of compact"), &gpu.download(&count), &[want.len() as i32]);
-            let mut got = gpu.download(&out)[..want.len()].to_vec();
-            want.sort_unstable();
-            got.sort_unstable();
-            assert_same(&format!("{file} compact"), &got, &want);
-        }
-
-        let out = gpu.alloc::<i32>(N);
-        launch!(gpu, module, "exchange_by_shared", BLOCKS, BLOCK; &input, &out);
-        let total = |i: usize| values[i / 32 * 32..][..32].iter().sum();
-        assert_same(
-            &format!("{file} exchange_by_shared"),
-            &gpu.download(&out),
-            &(0..N).map(total).collect::<Vec<i32>>(),
-        );
+    for n in [1, 100, N] {
+        let (out, count) = (gpu.zeros::<i32>(N), gpu.zeros::<i32>(1));
+        launch!(gpu, module, "compact", BLOCKS, BLOCK; &input, &(n as i32), &out, &count);
+        let mut want: Vec<i32> = values[..n].iter().copied().filter(|&value| value > 0).collect();
+        assert_same("count of compact", &gpu.download(&count), &[want.len() as i32]);
+        let mut got = gpu.download(&out)[..want.len()].to_vec();
+        want.sort_unstable();
+        got.sort_unstable();
+        assert_same("compact", &got, &want);
     }
+
+    let out = gpu.alloc::<i32>(N);
+    launch!(gpu, module, "exchange_by_shared", BLOCKS, BLOCK; &input, &out);
+    let total = |i: usize| values[i / 32 * 32..][..32].iter().sum();
+    assert_same("exchange_by_shared", &gpu.download(&out), &(0..N).map(total).collect::<Vec<i32>>());
 }
 
 #[test]

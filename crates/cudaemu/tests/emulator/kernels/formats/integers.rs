@@ -1,6 +1,6 @@
 //! Conversions between integers and floats, and from double to float.
 
-use super::{FILES, assert_columns, is_fast, run_unary, same_f32, same_f64, sample_floats, sample_integers};
+use super::{FILE, assert_columns, run_unary, same_f32, same_f64, sample_floats, sample_integers};
 use crate::gpu::Gpu;
 use crate::reference::{Exact, F32, ROUNDINGS, Round, round_to_integer};
 
@@ -39,38 +39,32 @@ fn expected_integers(value: f64, single: bool) -> Vec<Option<i64>> {
 
 #[test]
 fn floats_are_rounded_and_clamped_to_integers() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        let values = sample_floats(600, 1);
-        let got = run_unary::<_, i64>(&gpu, &module, "float_to_integers", &values, 24);
-        for (&x, got) in values.iter().zip(&got) {
-            // Fast code flushes subnormals, which changes results that are rounded up or down.
-            if is_fast(file) && x.is_subnormal() {
-                continue;
-            }
-            let mut want = expected_integers(x.into(), true);
-            // A cast is undefined if the type cannot represent the value.
-            let fits = |low: f64, high: f64| f64::from(x) > low - 1.0 && f64::from(x) < high + 1.0;
-            want.push(fits(-128.0, 127.0).then_some(x as i64));
-            want.push(fits(0.0, 255.0).then_some(x as i64));
-            want.push(fits(-32768.0, 32767.0).then_some(x as i64));
-            want.push(fits(0.0, 65535.0).then_some(x as i64));
-            want.push(fits(-2147483648.0, 2147483647.0).then_some(x as i64));
-            want.push(fits(0.0, 4294967295.0).then_some(x as i64));
-            want.push((x.abs() < 9e18).then_some(x as i64));
-            want.push((x > -1.0 && x < 1.8e19).then_some(x as u64 as i64));
-            assert_columns(&format!("{file} float_to_integers"), x, got, &want, |a, b| a == b);
-        }
-        let values: Vec<f64> = sample_floats(600, 2).into_iter().map(|x| f64::from(x) * 1.000000119).collect();
-        let got = run_unary::<_, i64>(&gpu, &module, "double_to_integers", &values, 19);
-        for (&x, got) in values.iter().zip(&got) {
-            let mut want = expected_integers(x, false);
-            let bits = x.to_bits() as i64;
-            want.extend([(bits >> 32) as i32, bits as i32].map(|half| Some(i64::from(half))));
-            want.push(Some(bits));
-            assert_columns(&format!("{file} double_to_integers"), x, got, &want, |a, b| a == b);
-        }
+    let gpu = Gpu::new(80);
+    let module = gpu.load(FILE);
+    let values = sample_floats(600, 1);
+    let got = run_unary::<_, i64>(&gpu, &module, "float_to_integers", &values, 24);
+    for (&x, got) in values.iter().zip(&got) {
+        let mut want = expected_integers(x.into(), true);
+        // A cast is undefined if the type cannot represent the value.
+        let fits = |low: f64, high: f64| f64::from(x) > low - 1.0 && f64::from(x) < high + 1.0;
+        want.push(fits(-128.0, 127.0).then_some(x as i64));
+        want.push(fits(0.0, 255.0).then_some(x as i64));
+        want.push(fits(-32768.0, 32767.0).then_some(x as i64));
+        want.push(fits(0.0, 65535.0).then_some(x as i64));
+        want.push(fits(-2147483648.0, 2147483647.0).then_some(x as i64));
+        want.push(fits(0.0, 4294967295.0).then_some(x as i64));
+        want.push((x.abs() < 9e18).then_some(x as i64));
+        want.push((x > -1.0 && x < 1.8e19).then_some(x as u64 as i64));
+        assert_columns("float_to_integers", x, got, &want, |a, b| a == b);
+    }
+    let values: Vec<f64> = sample_floats(600, 2).into_iter().map(|x| f64::from(x) * 1.000000119).collect();
+    let got = run_unary::<_, i64>(&gpu, &module, "double_to_integers", &values, 19);
+    for (&x, got) in values.iter().zip(&got) {
+        let mut want = expected_integers(x, false);
+        let bits = x.to_bits() as i64;
+        want.extend([(bits >> 32) as i32, bits as i32].map(|half| Some(i64::from(half))));
+        want.push(Some(bits));
+        assert_columns("double_to_integers", x, got, &want, |a, b| a == b);
     }
 }
 
@@ -82,57 +76,50 @@ fn exact(value: i128) -> Exact {
 
 #[test]
 fn integers_are_exactly_rounded_to_floats() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        let values = sample_integers(500, 3);
-        let got = run_unary::<_, f32>(&gpu, &module, "integers_to_float", &values, 22);
-        for (&x, got) in values.iter().zip(&got) {
-            let all = [i128::from(x as i32), i128::from(x as u32), i128::from(x as i64), i128::from(x)];
-            let mut want: Vec<f32> =
-                all.iter().flat_map(|&value| ROUNDINGS.map(|round| exact(value).round(F32, round) as f32)).collect();
-            want.extend([f32::from(x as i8), f32::from(x as u8), f32::from(x as i16), f32::from(x as u16)]);
-            want.extend([f32::from_bits(x as u32); 2]);
-            let want: Vec<_> = want.into_iter().map(Some).collect();
-            assert_columns(&format!("{file} integers_to_float"), x, got, &want, same_f32);
+    let gpu = Gpu::new(80);
+    let module = gpu.load(FILE);
+    let values = sample_integers(500, 3);
+    let got = run_unary::<_, f32>(&gpu, &module, "integers_to_float", &values, 22);
+    for (&x, got) in values.iter().zip(&got) {
+        let all = [i128::from(x as i32), i128::from(x as u32), i128::from(x as i64), i128::from(x)];
+        let mut want: Vec<f32> =
+            all.iter().flat_map(|&value| ROUNDINGS.map(|round| exact(value).round(F32, round) as f32)).collect();
+        want.extend([f32::from(x as i8), f32::from(x as u8), f32::from(x as i16), f32::from(x as u16)]);
+        want.extend([f32::from_bits(x as u32); 2]);
+        let want: Vec<_> = want.into_iter().map(Some).collect();
+        assert_columns("integers_to_float", x, got, &want, same_f32);
+    }
+    let got = run_unary::<_, f64>(&gpu, &module, "integers_to_double", &values, 12);
+    for (&x, got) in values.iter().zip(&got) {
+        let mut want = vec![f64::from(x as i32), f64::from(x as u32)];
+        for value in [i128::from(x as i64), i128::from(x)] {
+            want.extend(ROUNDINGS.map(|round| exact(value).round_double(round)));
         }
-        let got = run_unary::<_, f64>(&gpu, &module, "integers_to_double", &values, 12);
-        for (&x, got) in values.iter().zip(&got) {
-            let mut want = vec![f64::from(x as i32), f64::from(x as u32)];
-            for value in [i128::from(x as i64), i128::from(x)] {
-                want.extend(ROUNDINGS.map(|round| exact(value).round_double(round)));
-            }
-            want.extend([f64::from_bits(x); 2]);
-            let want: Vec<_> = want.into_iter().map(Some).collect();
-            assert_columns(&format!("{file} integers_to_double"), x, got, &want, same_f64);
-        }
+        want.extend([f64::from_bits(x); 2]);
+        let want: Vec<_> = want.into_iter().map(Some).collect();
+        assert_columns("integers_to_double", x, got, &want, same_f64);
     }
 }
 
 #[test]
 fn f64_is_exactly_rounded_to_f32() {
-    for (target, file) in FILES {
-        let gpu = Gpu::new(target);
-        let module = gpu.load(file);
-        let mut values: Vec<f64> = sample_floats(300, 4).into_iter().map(f64::from).collect();
-        values.extend(values.clone().iter().map(|x| x * (1.0 + 1e-9)));
-        values.extend([
-            1e300,
-            -1e300,
-            1e-300,
-            3.4028235677973366e38,
-            3.4028235677973362e38,
-            1.0 + 2f64.powi(-24),
-            1.0 + 3.0 * 2f64.powi(-24),
-        ]);
-        let got = run_unary::<_, f32>(&gpu, &module, "double_to_float", &values, 4);
-        for (&x, got) in values.iter().zip(&got) {
-            let want = ROUNDINGS.map(|round| Exact(x, 0.0).round(F32, round) as f32);
-            if is_fast(file) && want.iter().any(|value| value.is_subnormal()) {
-                continue;
-            }
-            assert_columns(&format!("{file} double_to_float"), x, got, &want.map(Some), same_f32);
-        }
+    let gpu = Gpu::new(80);
+    let module = gpu.load(FILE);
+    let mut values: Vec<f64> = sample_floats(300, 4).into_iter().map(f64::from).collect();
+    values.extend(values.clone().iter().map(|x| x * (1.0 + 1e-9)));
+    values.extend([
+        1e300,
+        -1e300,
+        1e-300,
+        3.4028235677973366e38,
+        3.4028235677973362e38,
+        1.0 + 2f64.powi(-24),
+        1.0 + 3.0 * 2f64.powi(-24),
+    ]);
+    let got = run_unary::<_, f32>(&gpu, &module, "double_to_float", &values, 4);
+    for (&x, got) in values.iter().zip(&got) {
+        let want = ROUNDINGS.map(|round| Exact(x, 0.0).round(F32, round) as f32);
+        assert_columns("double_to_float", x, got, &want.map(Some), same_f32);
     }
     assert_eq!(Exact(1.0, -1e-20).round(F32, Round::Zero), f64::from(1f32.next_down()));
 }

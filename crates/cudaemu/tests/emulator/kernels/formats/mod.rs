@@ -1,4 +1,4 @@
-//! `kernels/formats.cu` and `kernels/formats_fp8.cu`: conversions, rounding, math functions and intrinsics. A kernel writes one
+//! `kernels/formats.cu`: conversions, rounding, math functions and intrinsics. A kernel writes one
 //! column per operation.
 
 mod bits;
@@ -14,12 +14,8 @@ use cudarc::driver::{CudaModule, DeviceRepr};
 
 use crate::gpu::{Gpu, launch, random};
 
-/// Target and file. `formats_fast` is compiled with `-use_fast_math`: it flushes subnormals and uses approximations.
-const FILES: [(u32, &str); 3] = [(80, "formats.sm_80"), (90, "formats.sm_90"), (80, "formats_fast.sm_80")];
-
-fn is_fast(file: &str) -> bool {
-    file.contains("fast")
-}
+/// The compiled file.
+const FILE: &str = "formats.sm_80";
 
 /// Runs a kernel with one input; returns its results by element, then column.
 #[track_caller]
