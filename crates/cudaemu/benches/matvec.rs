@@ -74,10 +74,8 @@ fn measure(
         dynamic_shared: 0,
         params: params.into(),
         globals: vec![0; code.globals.len()].into(),
-        cooperative: false,
         device: 0,
         peers: 1,
-        workspace: 0,
         id: 1,
     };
     let machine = ExecutorConfig {
@@ -88,7 +86,6 @@ fn measure(
         local_bytes: 1024,
         counting: true,
         footprint: false,
-        print: Arc::new(|text| print!("{text}")),
     };
     let mut times = Vec::new();
     let mut instructions = 0;

@@ -38,20 +38,6 @@ pub enum FaultKind {
     Internal(String),
 }
 
-impl FaultKind {
-    /// Whether real hardware detects it too: then the context becomes unusable even if checks only warn.
-    pub fn is_hardware_fault(&self) -> bool {
-        !matches!(
-            self,
-            Self::Uninitialised
-                | Self::Race(_)
-                | Self::DivergentBarrier(_)
-                | Self::InactiveLane(_)
-                | Self::PendingCopy(_)
-        )
-    }
-}
-
 /// Memory of an access.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

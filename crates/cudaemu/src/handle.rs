@@ -63,16 +63,6 @@ handles! {
     GraphExecId = 8, InvalidValue;
     /// `CUgraphNode`
     NodeId = 9, InvalidValue;
-    /// `CUlibrary`
-    LibraryId = 10, InvalidHandle;
-    /// `CUkernel`
-    KernelId = 11, InvalidHandle;
-    /// `CUmemGenericAllocationHandle`
-    PhysicalId = 12, InvalidValue;
-    /// `CUlinkState`
-    LinkId = 13, InvalidHandle;
-    /// `CUuserObject`
-    UserObjectId = 14, InvalidValue;
 }
 
 /// A table from handles of one kind to objects, in the order of creation.

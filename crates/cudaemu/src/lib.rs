@@ -1,8 +1,8 @@
 //! Emulated GPU: the CUDA driver API on the CPU, for tests without a GPU.
 //!
-//! Built as a shared library it takes the place of `libcuda.so`. Programs that use the driver (for example through cudarc) run
-//! unmodified on any number of emulated devices. The emulator interprets the PTX of every kernel they launch, a warp at a time,
-//! and checks every memory access.
+//! Built as a shared library it takes the place of `libcuda.so`. Programs that use only what the manual (README.md) lists, for
+//! example through cudarc, run unmodified on any number of emulated devices. The emulator interprets the PTX of every kernel
+//! they launch, a warp at a time, and checks every memory access.
 //!
 //! # Layers
 //!
@@ -25,17 +25,17 @@
 //! | [`isa`] | instruction table, one file per instruction family: opcodes, operand kinds and handlers | `numeric`, `fault`, `operands`, `exec_context`, `bytecode` |
 //! | [`decode`] | syntax tree + instruction table → bytecode | `ptx`, `operands`, `bytecode`, `isa` |
 //! | [`exec`] | the executor: warps, blocks, grids | `fault`, `mem`, `operands`, `exec_context`, `bytecode` |
-//! | [`console`] | log messages of the emulator, printf output of kernels | `exec` |
+//! | [`console`] | log messages of the emulator | |
 //! | [`counts`] | counts of calls and kernels, as table and JSON | `exec_context`, `isa`, `exec` |
 //! | [`engine`] | streams, events, graphs: the order in which work runs, and its simulated time | `fault`, `error`, `handle`, `config`, `mem`, `exec`, `console`, `counts` |
-//! | [`driver`] | semantics of the driver API: contexts, modules, memory, launches | `ptx`, `fault`, `error`, `handle`, `config`, `mem`, `bytecode`, `decode`, `exec`, `console`, `counts`, `engine` |
+//! | [`driver`] | semantics of the driver API: contexts, modules, memory, launches | `ptx`, `error`, `handle`, `config`, `mem`, `bytecode`, `decode`, `exec`, `console`, `counts`, `engine` |
 //! | [`abi`] | the exported C functions of the driver API | `error`, `handle`, `config`, `mem`, `bytecode`, `console`, `counts`, `engine`, `driver` |
 //! | [`test`](mod@test) | for tests of other programs: loads the shared library, gives one test at a time a fresh driver | |
 //!
 //! To follow a kernel launch, start with `abi/launch.rs`, then `driver/launch.rs`, `engine/stream.rs` and `exec/launch.rs`.
 //!
-//! `unsafe` is allowed in `mem::backing`, `mem::registered_host`, `mem::host_pointer`, `abi`, `test` and `isa::vector`, each
-//! block with its safety argument.
+//! `unsafe` is allowed in `mem::backing`, `mem::host_pointer`, `abi`, `test` and `isa::vector`, each block with its safety
+//! argument.
 
 pub mod abi;
 pub mod bytecode;

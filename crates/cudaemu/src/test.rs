@@ -117,13 +117,13 @@ impl Emulator {
     }
 
     /// Number of calls since the start that allocate or free device memory, or pinned memory, in a way that synchronises on a
-    /// GPU: `cuMemAlloc`, `cuMemFree`, `cuMemHostAlloc`, `cuMemFreeHost`, `cuMemHostRegister`, and similar calls, but not
+    /// GPU: `cuMemAlloc`, `cuMemAllocManaged`, `cuMemFree`, `cuMemHostAlloc` and `cuMemFreeHost`, but not
     /// `cuMemAllocAsync` and `cuMemFreeAsync`.
     pub fn alloc_syncs(&self) -> u64 {
         self.driver_count("alloc_syncs")
     }
 
-    /// Number of compilations since the start: loads of modules and libraries.
+    /// Number of compilations since the start: loads of modules.
     pub fn compilations(&self) -> u64 {
         self.driver_count("compilations")
     }

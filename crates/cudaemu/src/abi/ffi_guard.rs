@@ -9,7 +9,7 @@ use crate::counts::count_call;
 use crate::driver::{Driver, StateGuard, driver};
 use crate::error::{Error, Result};
 
-/// Defines exported C functions that return a `CUresult`, and lists them for `cuGetProcAddress`.
+/// Defines exported C functions that return a `CUresult`.
 macro_rules! api {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {
         $(
@@ -20,11 +20,6 @@ macro_rules! api {
                 $crate::abi::ffi_guard::guard_call(stringify!($name), move || $body)
             }
         )*
-
-        /// Name and address of each function that this module exports.
-        pub(in crate::abi) fn entries() -> Vec<(&'static str, *const std::ffi::c_void)> {
-            vec![$((stringify!($name), $name as *const std::ffi::c_void)),*]
-        }
     };
 }
 pub(in crate::abi) use api;
@@ -56,11 +51,6 @@ pub(in crate::abi) fn with_state<R>(body: impl FnOnce(&Driver, &mut StateGuard<'
 pub(in crate::abi) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// The output parameter at an address that the program passed as a number.
-    pub(in crate::abi) fn new(address: u64) -> Self {
-        Self(std::ptr::with_exposed_provenance_mut(address as usize))
-    }
-
     /// Fails if the pointer is null.
     pub(in crate::abi) fn check_not_null(&self) -> Result<()> {
         if self.0.is_null() { Err(Error::InvalidValue) } else { Ok(()) }
@@ -102,16 +92,6 @@ impl<T> Out<T> {
 pub(in crate::abi) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// The input parameter at an address that the program passed as a number.
-    pub(in crate::abi) fn new(address: u64) -> Self {
-        Self(std::ptr::with_exposed_provenance(address as usize))
-    }
-
-    /// A null pointer.
-    pub(in crate::abi) fn null() -> Self {
-        Self(std::ptr::null())
-    }
-
     /// Whether the pointer is not null.
     pub(in crate::abi) fn is_given(&self) -> bool {
         !self.0.is_null()
@@ -138,19 +118,12 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// A pointer to a value that is read and then overwritten.
+/// A pointer to values that are read and then overwritten.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(in crate::abi) struct InOut<T>(*mut T);
 
 impl<T: Copy> InOut<T> {
-    /// Replaces the value by `exchange(value)`; a null pointer fails.
-    pub(in crate::abi) fn exchange(self, exchange: impl FnOnce(T) -> Result<T>) -> Result<()> {
-        let new = exchange(In(self.0.cast_const()).get()?)?;
-        Out(self.0).set(new);
-        Ok(())
-    }
-
     /// Reads element `index`; a null pointer fails.
     pub(in crate::abi) fn at(self, index: usize) -> Result<T> {
         In(self.0.cast_const()).at(index)
@@ -218,13 +191,6 @@ impl Buffer {
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(in crate::abi) struct Opaque(pub(in crate::abi) *mut c_void);
-
-impl Opaque {
-    /// The pointer as a number.
-    pub(in crate::abi) fn address(self) -> u64 {
-        self.0.expose_provenance() as u64
-    }
-}
 
 // SAFETY: this library never dereferences the pointer. It only passes it back to a function of the program, which the program
 // made for that.

@@ -1,6 +1,5 @@
 //! Bytecode instructions ([`Inst`]): the operation, its operands and its guard.
 
-use super::{Function, Param};
 use crate::exec_context::{ExecContext, Registers};
 use crate::fault::Fault;
 use crate::operands::{Args, Slot};
@@ -28,8 +27,6 @@ pub enum Action {
 pub enum Control {
     /// `bra`
     Branch(u32),
-    /// `brx.idx`: the index is in `s[0]` (B32).
-    BranchIndexed(Box<[u32]>),
     /// `call`
     Call(Box<CallSite>),
     /// `ret`; in a kernel the same as `exit`.
@@ -82,42 +79,15 @@ pub struct CallSite {
     pub args: Box<[ArgLocation]>,
     /// Locations of the results in the caller, in order.
     pub returns: Box<[ArgLocation]>,
-    /// For a call by address: the sizes that the callee's parameters and results must have.
-    pub prototype: Option<Prototype>,
-}
-
-/// Sizes of parameters and results, from a `.callprototype` or from the functions of a `.calltargets`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prototype {
-    /// Bytes of each parameter.
-    pub params: Box<[u32]>,
-    /// Bytes of each result.
-    pub returns: Box<[u32]>,
-}
-
-impl Prototype {
-    /// Whether the function's parameters and results have exactly these sizes.
-    pub fn fits(&self, function: &Function) -> bool {
-        let same = |bytes: &[u32], params: &[Param]| bytes.iter().eq(params.iter().map(|param| &param.bytes));
-        same(&self.params, &function.params) && same(&self.returns, &function.returns)
-    }
 }
 
 /// The target of a call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Callee {
     /// Index into [`super::DecodedModule::functions`].
     Function(u32),
-    /// The slot (B64) holds the address: [`super::FUNCTION_ADDRESS`] + index of the function.
-    Indirect(Slot),
-    /// `vprintf(format, arguments)`
-    Printf,
     /// `__assertfail(message, file, line, function, char size)`
     AssertFail,
-    /// `malloc(size)` on the device's heap.
-    Malloc,
-    /// `free(pointer)` on the device's heap.
-    Free,
 }
 
 /// One argument or result at a call.

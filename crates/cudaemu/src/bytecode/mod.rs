@@ -7,14 +7,10 @@ mod inst;
 
 pub use inst::{
     AccessFn, Action, ArgLocation, Barrier, BarrierKind, CallSite, Callee, ComputeFn, Control, Convergence, Inst,
-    Prototype,
 };
 
 use crate::operands::{RegisterCounts, Slot};
 use std::sync::Arc;
-
-/// Address of function 0; function `i` has the address `FUNCTION_ADDRESS + i`. No memory is ever allocated in this range.
-pub const FUNCTION_ADDRESS: u64 = 0x0008_0000_0000_0000;
 
 /// A decoded module: the code of all its functions in one array, and the variables to allocate.
 #[derive(Clone, Debug, Default)]
@@ -65,8 +61,6 @@ pub struct Function {
     pub own_registers: Vec<Slot>,
     /// It may be active more than once in a thread, so calls save `own_registers` first.
     pub recursive: bool,
-    /// It is a device function whose address is taken. Calls by address can reach only such functions.
-    pub address_taken: bool,
     /// Threads of a block by `.maxntid` or `.reqntid`, in x, y, z.
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid` was given: a launch must use exactly these block extents.
@@ -133,7 +127,6 @@ pub enum SpecialRegister {
     ClusterCtarank,
     ClusterNctarank,
     IsExplicitCluster,
-    Envreg(u8),
 }
 
 /// A variable of the module in global or constant memory.
@@ -149,30 +142,4 @@ pub struct Global {
     pub align: u32,
     /// Initial bytes; the rest up to `bytes` is zero. `None` without an initialiser (CUDA zeroes the variable then as well).
     pub init: Option<Vec<u8>>,
-    /// Addresses to write into the initial bytes when the module is loaded.
-    pub relocations: Vec<Relocation>,
-}
-
-/// An address inside an initialiser.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Relocation {
-    /// Offset in the variable, in bytes.
-    pub at: u64,
-    /// Bytes to write: 8, 4 or 1.
-    pub bytes: u32,
-    /// If `bytes` is 1: which byte of the address, 0 being the lowest.
-    pub byte: u32,
-    /// The symbol whose address is written.
-    pub of: Symbol,
-    /// Bytes added to the address.
-    pub offset: i64,
-}
-
-/// A symbol that has an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Symbol {
-    /// Index into [`DecodedModule::globals`].
-    Global(u32),
-    /// Index into [`DecodedModule::functions`].
-    Function(u32),
 }

@@ -136,12 +136,12 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "CUDAEMU_ALLOC_SYNC_US",
-        help: "simulated time: cuMemAlloc, cuMemFree and calls for pinned memory wait for the context's work, and then hold the driver's lock for these microseconds (off)",
+        help: "simulated time: cuMemAlloc, cuMemFree, cuMemHostAlloc and cuMemFreeHost wait for the context's work, and then hold the driver's lock for these microseconds (off)",
         read: |raw, text| store_parsed(&mut raw.time.alloc_sync_us, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_COMPILE_MS",
-        help: "simulated time: milliseconds that loading a module or library takes the calling thread (off)",
+        help: "simulated time: milliseconds that loading a module takes the calling thread (off)",
         read: |raw, text| store_parsed(&mut raw.time.compile_ms, positive_float(text)),
     },
     Setting {

@@ -103,28 +103,15 @@ pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         11 => i32::MAX as u32, // pitch
         12 => REGISTERS_PER_SM,
         13 => spec.clock,
-        14 => 512, // alignment of textures
-        15 => 1,   // copies and kernels overlap
+        15 => 1, // copies and kernels overlap
         16 => spec.sms,
-        17 => 0, // no watchdog
-        18 => 0, // not integrated
-        19 => 1, // maps host memory
-        20 => 0, // default compute mode
-        21 | 66 | 52 | 53 => {
-            if attribute >= 52 {
-                32768
-            } else {
-                131_072
-            }
-        }
-        22 => 131_072,
-        23 => 65536,
-        24..=26 => 16384,
-        27 | 28 => 32768,
-        29 => 2048,
-        30 => 512, // alignment of surfaces
-        31 => 1,   // concurrent kernels
-        32 => 1,   // error correction
+        17 => 0,                                    // no watchdog
+        18 => 0,                                    // not integrated
+        19 => 1,                                    // maps host memory
+        20 => 0,                                    // default compute mode
+        14 | 21..=30 | 42..=49 | 51..=74 | 77 => 0, // no textures and surfaces
+        31 => 1,                                    // concurrent kernels
+        32 => 1,                                    // error correction
         33 => device.pci.bus,
         34 => device.pci.device,
         35 => 0, // no TCC
@@ -134,30 +121,11 @@ pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         39 => spec.threads_per_sm,
         40 => 3, // copy engines
         41 => 1, // unified addressing
-        42 | 45 | 46 => 32768,
-        43 => 2048,
-        44 => 1,
-        47 | 48 => 8192,
-        49 => 32768,
         50 => device.pci.domain,
-        51 => 32, // alignment of a texture's pitch
-        54 => 2046,
-        55 | 61 | 63 => 32768,
-        56 => 131_072,
-        57 => 65536,
-        58..=60 => 16384,
-        62 | 65 => 2048,
-        64 => 32768,
-        67 => 32768,
-        68 => 2046,
-        69 => 268_435_456,
-        70 => 131_072,
-        71 => 65000,
-        72 => 2_097_120,
-        73 | 74 | 77 => 32768,
         75 => spec.capability.0,
         76 => spec.capability.1,
-        78..=80 => 1, // stream priorities, L1 caches
+        78 => 0,      // no stream priorities
+        79 | 80 => 1, // L1 caches
         81 => spec.shared_per_sm,
         82 => REGISTERS_PER_SM,
         83 => 1, // managed memory
@@ -173,13 +141,17 @@ pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         }
         88 => 0, // no access to pageable memory
         89 => 1, // concurrent managed access
-        90..=96 => u32::from(attribute != 94 || spec.capability.0 >= 7),
+        90 => 1, // compute preemption
+        91 => 0, // host memory cannot be registered
+        92 => 1, // stream memory operations
+        93 => 0, // of 32 bits only
+        94 => since(7),
+        95 | 96 => 0, // no cooperative launches
         97 => spec.shared_optin,
         98 => 0, // remote writes cannot be flushed
-        99 => 1, // host memory can be registered
+        99 => 0, // host memory cannot be registered
         100 | 101 => 0,
-        102 => 1,       // virtual memory management
-        103..=105 => 0, // no shareable handles
+        102..=105 => 0, // no virtual memory management, no shareable handles
         106 => spec.blocks_per_sm,
         107 => 0, // no compression
         108 => {
@@ -203,7 +175,8 @@ pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         116..=119 => 0, // no direct access of other devices, no handles of pools
         120 => since(9),
         121 => 0,
-        122 | 123 => 1, // 64-bit stream memory operations, wait for NOR
+        122 => 0, // stream memory operations of 32 bits only
+        123 => 1, // wait for NOR
         124 | 125 => 0,
         126 => {
             if since(9) == 1 {
@@ -214,7 +187,7 @@ pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         }
         127 => 0, // tensor maps come with the instructions that use them
         128 => 0,
-        129 => 1, // function pointers are the same everywhere
+        129 => 0, // no function pointers
         130 => 0, // no memory node of its own
         131 => return Ok(-1),
         132 | 133 => 0,

@@ -4,9 +4,9 @@
 use super::Error;
 use super::diagnostics::{describe, register, register_from, source_kind, space_name, wrong_count};
 use super::function::FunctionDecoder;
-use super::names::{COMPONENTS, Entity, bits, special_register, split_part};
+use super::names::{Entity, bits, special_register};
 use super::state::UnlinkedConstant;
-use crate::bytecode::{Constant, FUNCTION_ADDRESS};
+use crate::bytecode::Constant;
 use crate::isa::{Operand as Kind, Row, Value};
 use crate::operands::{Args, Base, Class, Slot};
 use crate::ptx::ast::{Name, Operand, Space};
@@ -44,24 +44,12 @@ struct Flat {
     imm: Vec<i64>,
     bound: BoundOperands,
     addresses: usize,
-    parts: u32,
 }
 
 impl Flat {
     fn dest(&mut self, slot: Slot) {
         self.bound.dests |= 1u64.checked_shl(self.slots.len() as u32).unwrap_or(0);
         self.slots.push(slot);
-    }
-
-    /// Splits off the part that an operand names and stores it as the first immediate; returns the operand without it.
-    fn part(&mut self, operand: &Operand) -> Operand {
-        let (operand, number) = split_part(operand);
-        if self.parts == 0 {
-            self.imm.insert(0, 0);
-        }
-        self.imm[0] |= number << (4 * self.parts);
-        self.parts += 1;
-        operand
     }
 
     fn vector(&mut self, count: u8) {
@@ -136,14 +124,6 @@ impl FunctionDecoder<'_, '_> {
             },
             Kind::In(value) | Kind::OptIn(value) => flat.slots.push(self.source(at, operand, value, false)?),
             Kind::InWide(value) => flat.slots.push(self.source(at, operand, value, true)?),
-            Kind::OutPart(value) => {
-                let operand = flat.part(operand);
-                flat.dest(self.dest(at, &operand, value, false)?);
-            }
-            Kind::InPart(value) => {
-                let operand = flat.part(operand);
-                flat.slots.push(self.source(at, &operand, value, false)?);
-            }
             Kind::InPred => {
                 let slot = match operand {
                     Operand::Not(name) => self.source(at, &Operand::Name(name.clone()), Value::Pred, false)?.negate(),
@@ -226,13 +206,6 @@ impl FunctionDecoder<'_, '_> {
                 Err(at.expected(format!("a vector of {count}"), format!("one of {}", elements.len())))
             }
             _ if count == 1 => each(self, operand, flat),
-            Operand::Name(name) => {
-                // A vector register expands to its components. If it has too few, resolving the last name fails.
-                COMPONENTS.iter().take(usize::from(count)).try_for_each(|component| {
-                    let component = Operand::Name(format!("{name}.{component}").into());
-                    each(self, &component, flat)
-                })
-            }
             _ => Err(at.expected(format!("a vector of {count}"), describe(operand))),
         }
     }
@@ -308,13 +281,9 @@ impl FunctionDecoder<'_, '_> {
             Entity::Slot(_) | Entity::Register(_) => return refuse("a register with an offset"),
             Entity::Declared | Entity::Undefined => return Err(undefined(name, at.line)),
             _ if !matches!(class, Class::B32 | Class::B64) => return refuse("an address"),
-            Entity::Global { .. } | Entity::Function(_) if class != Class::B64 => return refuse("a 64-bit address"),
+            Entity::Function(_) => return refuse("a function"),
+            Entity::Global { .. } if class != Class::B64 => return refuse("a 64-bit address"),
             Entity::Global { index, .. } => UnlinkedConstant::Known(Constant::Global(index, offset)),
-            Entity::Function(index) => {
-                self.module.address_taken.insert(index);
-                let address = FUNCTION_ADDRESS.wrapping_add(u64::from(index)).wrapping_add(offset as u64);
-                UnlinkedConstant::Known(Constant::Bits(address))
-            }
             Entity::Shared(id) => {
                 self.body.shared.insert(id);
                 UnlinkedConstant::Shared(id, offset)
@@ -466,8 +435,6 @@ fn immediate(operand: &Operand, value: Value) -> Option<u64> {
         // NVRTC writes -1 for true.
         (&Operand::Int(number), Value::Pred) => (-1..=1).contains(&number).then(|| u64::from(number != 0)),
         (&Operand::Int(number), Value::B16 | Value::B32 | Value::B64) => Some(truncate(number, bits(value.class()))),
-        // A constant slot has 64 bits, so a 128-bit literal must have zeros above them.
-        (&Operand::Int(number), Value::B128) => u64::try_from(number).ok(),
         (&Operand::F32(single), Value::F32 | Value::B32) => Some(u64::from(single)),
         (&Operand::F64(double), Value::F64 | Value::B64) => Some(double),
         (&Operand::F64(double), Value::F32) => Some(u64::from((f64::from_bits(double) as f32).to_bits())),

@@ -7,32 +7,26 @@ use super::function::FunctionDecoder;
 use super::layout::ParamSize;
 use super::names::{Entity, bits};
 use super::state::UnlinkedConstant;
-use crate::bytecode::{Action, ArgLocation, CallSite, Callee, Constant, Control, Prototype};
+use crate::bytecode::{Action, ArgLocation, CallSite, Callee, Constant, Control};
 use crate::isa::Value;
 use crate::operands::{Class, Slot};
 use crate::ptx::ast::{Instruction, Name, Operand, Space};
 
-/// Device functions that the emulator provides: name, callee, bytes of each argument and of each result.
-const SUPPLIED: [(&str, Callee, &[u32], &[u32]); 4] = [
-    ("vprintf", Callee::Printf, &[8, 8], &[4]),
-    ("__assertfail", Callee::AssertFail, &[8, 8, 4, 8, 8], &[]),
-    ("malloc", Callee::Malloc, &[8], &[8]),
-    ("free", Callee::Free, &[8], &[]),
-];
+/// The device function that the emulator provides, and the bytes of its arguments; it has no result.
+const ASSERT_FAIL: (&str, [u32; 5]) = ("__assertfail", [8, 8, 4, 8, 8]);
 
 /// The operands of a call as written.
 struct Parts<'a> {
     returns: &'a [Operand],
     callee: &'a Name,
     args: &'a [Operand],
-    prototype: Option<&'a Name>,
 }
 
 impl FunctionDecoder<'_, '_> {
     pub(super) fn call(&mut self, instruction: &Instruction, guard: Slot, row: u32) -> Result<(), Error> {
         let line = instruction.line;
         let at = OperandSite { opcode: &instruction.opcode, line, place: 1 };
-        let Parts { returns, callee: name, args, prototype } = parts(instruction)?;
+        let Parts { returns, callee: name, args } = parts(instruction)?;
         let (callee, params, results) = match self.look_up(name) {
             Some(Entity::Function(index)) => {
                 let signature = &self.module.signatures[index as usize];
@@ -43,47 +37,21 @@ impl FunctionDecoder<'_, '_> {
                 self.body.calls.insert(index);
                 (Callee::Function(index), params, results)
             }
-            Some(Entity::Slot(slot)) if slot.class() == Class::B64 => {
-                let Some(list) = prototype else {
-                    return Err(Error::new(
-                        line,
-                        "a call through a register needs a .callprototype or .calltargets as its last operand",
-                    ));
-                };
-                let Some(prototype) = self.scopes.find(|scope| scope.prototypes.get(list)) else {
-                    return Err(Error::new(
-                        line,
-                        format!("no .callprototype or .calltargets `{list}` in this scope of the function"),
-                    ));
-                };
-                let (params, results) = (prototype.params.clone(), prototype.returns.clone());
-                self.body.indirect = true;
-                (Callee::Indirect(slot), params, results)
+            Some(Entity::Declared) if **name == *ASSERT_FAIL.0 => {
+                let params = ASSERT_FAIL.1.map(|bytes| ParamSize { bytes, align: bytes, register: None });
+                (Callee::AssertFail, params.to_vec(), Vec::new())
             }
-            Some(Entity::Declared) => match SUPPLIED.iter().find(|supplied| supplied.0 == &**name) {
-                Some((_, callee, params, results)) => {
-                    let sizes = |list: &[u32]| -> Vec<ParamSize> {
-                        list.iter().map(|&bytes| ParamSize { bytes, align: bytes, register: None }).collect()
-                    };
-                    (callee.clone(), sizes(params), sizes(results))
-                }
-                None => {
-                    let names: Vec<&str> = SUPPLIED.iter().map(|supplied| supplied.0).collect();
-                    return Err(Error::new(
-                        line,
-                        format!(
-                            "the function `{name}` is declared, but the module does not define it, and the machine supplies \
-                             only {}",
-                            names.join(", ")
-                        ),
-                    ));
-                }
-            },
-            Some(_) => {
+            Some(Entity::Declared) => {
                 return Err(Error::new(
                     line,
-                    format!("`{name}` is neither a function nor a 64-bit register with its address"),
+                    format!(
+                        "the function `{name}` is declared, but the module does not define it, and the machine supplies only {}",
+                        ASSERT_FAIL.0
+                    ),
                 ));
+            }
+            Some(_) => {
+                return Err(Error::new(line, format!("`{name}` is no function; calls by address are not supported")));
             }
             None => return Err(Error::new(line, format!("no function `{name}` in this module"))),
         };
@@ -104,10 +72,7 @@ impl FunctionDecoder<'_, '_> {
         let args = args.collect::<Result<Box<[_]>, _>>()?;
         let returns = returns.iter().zip(&results).map(|(result, size)| self.passed(at, name, result, *size, false));
         let returns = returns.collect::<Result<Box<[_]>, _>>()?;
-        let bytes = |sizes: &[ParamSize]| sizes.iter().map(|size| size.bytes).collect();
-        let prototype = matches!(callee, Callee::Indirect(_))
-            .then(|| Prototype { params: bytes(&params), returns: bytes(&results) });
-        let site = Box::new(CallSite { callee, args, returns, prototype });
+        let site = Box::new(CallSite { callee, args, returns });
         self.push(Action::Control(Control::Call(site)), BoundOperands::default(), guard, line, row);
         Ok(())
     }
@@ -166,18 +131,15 @@ impl FunctionDecoder<'_, '_> {
     }
 }
 
-/// Splits `call (results), callee, (arguments), prototype`; everything but the callee is optional.
+/// Splits `call (results), callee, (arguments)`; everything but the callee is optional.
 fn parts(instruction: &Instruction) -> Result<Parts<'_>, Error> {
     let (returns, rest) = leading_list(&instruction.operands);
-    if let [Operand::Name(callee), rest @ ..] = rest {
-        let (args, rest) = leading_list(rest);
-        match rest {
-            [] => return Ok(Parts { returns, callee, args, prototype: None }),
-            [Operand::Name(prototype)] => return Ok(Parts { returns, callee, args, prototype: Some(prototype) }),
-            _ => {}
-        }
+    if let [Operand::Name(callee), rest @ ..] = rest
+        && let (args, []) = leading_list(rest)
+    {
+        return Ok(Parts { returns, callee, args });
     }
-    let form = "(results), function, (arguments), prototype";
+    let form = "(results), function, (arguments)";
     Err(Error::new(instruction.line, format!("the operands of `{}` must be: {form}", instruction.opcode)))
 }
 

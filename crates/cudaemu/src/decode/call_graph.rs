@@ -5,21 +5,14 @@ use super::state::UnlinkedFunction;
 /// The call graph of a module.
 #[derive(Debug)]
 pub(super) struct CallGraph {
-    /// Callees of each function. The last node stands for every call by address.
+    /// Callees of each function.
     edges: Vec<Vec<usize>>,
 }
 
 impl CallGraph {
-    /// `taken` are the functions whose address is taken: the possible targets of an indirect call.
-    pub(super) fn new(bodies: &[UnlinkedFunction], taken: impl Iterator<Item = u32>) -> Self {
-        let any = bodies.len();
-        let direct = |body: &UnlinkedFunction| {
-            let calls = body.calls.iter().map(|&callee| callee as usize);
-            calls.chain(body.indirect.then_some(any)).collect()
-        };
-        let mut edges: Vec<Vec<usize>> = bodies.iter().map(direct).collect();
-        edges.push(taken.map(|callee| callee as usize).collect());
-        Self { edges }
+    pub(super) fn new(bodies: &[UnlinkedFunction]) -> Self {
+        let callees = |body: &UnlinkedFunction| body.calls.iter().map(|&callee| callee as usize).collect();
+        Self { edges: bodies.iter().map(callees).collect() }
     }
 
     /// For each of `kernels` the functions that it may reach, in ascending order; empty for other functions. Each function adds
@@ -39,18 +32,14 @@ impl CallGraph {
             let mut open = vec![kernel];
             let mut reached = Vec::new();
             while let Some(node) = open.pop() {
-                let own = weights.get(node).copied().unwrap_or(0);
-                weight = weight.saturating_add(own).saturating_add(self.edges[node].len());
+                weight = weight.saturating_add(weights[node]).saturating_add(self.edges[node].len());
                 if weight > limit {
                     return Err(kernel);
                 }
                 for &callee in &self.edges[node] {
                     if std::mem::replace(&mut seen[callee], kernel) != kernel {
                         open.push(callee);
-                        // The last node is not a function.
-                        if callee < weights.len() {
-                            reached.push(callee);
-                        }
+                        reached.push(callee);
                     }
                 }
             }
@@ -109,7 +98,6 @@ impl CallGraph {
                 }
             }
         }
-        recursive.truncate(count - 1);
         recursive
     }
 }

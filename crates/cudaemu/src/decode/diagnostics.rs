@@ -49,10 +49,10 @@ pub(super) fn source_kind(value: Value, wide: bool) -> String {
 
 fn shape(kind: &Kind) -> String {
     match *kind {
-        Kind::Out(value) | Kind::OutPart(value) => register(value.class()),
+        Kind::Out(value) => register(value.class()),
         Kind::OutWide(value) => register_from(value),
         Kind::OutPair(first, second) => format!("{}|{}", register(first.class()), register(second.class())),
-        Kind::In(value) | Kind::InPart(value) => source_kind(value, false),
+        Kind::In(value) => source_kind(value, false),
         Kind::InWide(value) => source_kind(value, true),
         Kind::InPred => "a predicate".into(),
         Kind::OptIn(value) => format!("{}, or nothing", source_kind(value, false)),

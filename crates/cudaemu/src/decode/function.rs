@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use super::Error;
-use super::bind::{BoundOperands, OperandSite, too_many};
+use super::bind::{BoundOperands, too_many};
 use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, ParamSize, align_up, param_size, sized};
-use super::names::{COMPONENTS, Entity, Prototype, RegisterRange, Scopes, SlotAllocator, class_of};
+use super::names::{Entity, RegisterRange, Scopes, SlotAllocator, class_of};
 use super::state::{ModuleState, UnlinkedConstant, UnlinkedFunction};
 use crate::bytecode::{Action, Control, Convergence, Inst, Param};
-use crate::isa::{Decode, Row, Value};
+use crate::isa::{Decode, Row};
 use crate::operands::{Args, Class, Slot};
 use crate::ptx::ast::{self, Instruction, Name, Operand, Space, Statement, Variable};
 
@@ -156,11 +156,8 @@ impl FunctionDecoder<'_, '_> {
                         self.labels[number] = Some(here);
                     }
                 }
-                Statement::Registers { ty, vector, name, count, line } => {
-                    self.registers(*ty, *vector, name, *count, *line)?;
-                }
+                Statement::Registers { ty, name, count, line } => self.registers(*ty, name, *count, *line)?,
                 Statement::Variable(variable) => self.variable(variable)?,
-                Statement::BranchTargets(..) | Statement::CallTargets(..) | Statement::CallPrototype { .. } => {}
                 Statement::UsedBytes(mask) => self.used_bytes = Some(*mask),
                 Statement::Block(inner) => self.block(inner, line)?,
                 Statement::Instruction(instruction) => self.instruction(instruction)?,
@@ -170,60 +167,18 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
-    /// Declares the labels, branch targets and prototypes of a scope in advance: they may be used before their definition.
+    /// Declares the labels of a scope in advance: they may be used before their definition.
     fn forward_names(&mut self, statements: &[Statement]) -> Result<(), Error> {
-        let twice =
-            |name: &Name, line: u32| Err(Error::new(line, format!("the label `{name}` stands twice in one scope")));
         for statement in statements {
-            match statement {
-                Statement::Label(name, line) => {
-                    let number = self.labels.len();
-                    self.labels.push(None);
-                    if self.scopes.innermost().labels.insert(name.clone(), number).is_some() {
-                        return twice(name, *line);
-                    }
-                }
-                Statement::CallTargets(name, functions, line) => {
-                    let prototype = self.targets(functions, *line)?;
-                    if self.scopes.innermost().prototypes.insert(name.clone(), prototype).is_some() {
-                        return twice(name, *line);
-                    }
-                }
-                Statement::CallPrototype { name, returns, params, line } => {
-                    let sizes = |list: &[Variable]| list.iter().map(param_size).collect::<Result<Vec<_>, _>>();
-                    let prototype = Prototype { returns: sizes(returns)?, params: sizes(params)? };
-                    if self.scopes.innermost().prototypes.insert(name.clone(), prototype).is_some() {
-                        return twice(name, *line);
-                    }
-                }
-                _ => {}
-            }
-        }
-        for statement in statements {
-            if let Statement::BranchTargets(name, labels, line) = statement {
-                let numbers = labels.iter().map(|label| self.label(label, *line)).collect::<Result<Vec<_>, _>>()?;
-                if self.scopes.innermost().targets.insert(name.clone(), numbers).is_some() {
-                    return twice(name, *line);
+            if let Statement::Label(name, line) = statement {
+                let number = self.labels.len();
+                self.labels.push(None);
+                if self.scopes.innermost().labels.insert(name.clone(), number).is_some() {
+                    return Err(Error::new(*line, format!("the label `{name}` stands twice in one scope")));
                 }
             }
         }
         Ok(())
-    }
-
-    /// The common parameters of all functions in a `.calltargets`.
-    fn targets(&mut self, functions: &[Name], line: u32) -> Result<Prototype, Error> {
-        let mut common: Option<Prototype> = None;
-        for name in functions {
-            let Some(&Entity::Function(index)) = self.module.names.get(name) else {
-                return Err(Error::new(line, format!("no function `{name}` with a body in this module")));
-            };
-            let signature = &self.module.signatures[index as usize];
-            let own = Prototype { returns: signature.returns.clone(), params: signature.params.clone() };
-            if *common.get_or_insert_with(|| own.clone()) != own {
-                return Err(Error::new(line, format!("`{name}` has other parameters than the targets before it")));
-            }
-        }
-        common.ok_or_else(|| Error::new(line, ".calltargets names no function"))
     }
 
     fn label(&self, name: &Name, line: u32) -> Result<usize, Error> {
@@ -232,24 +187,10 @@ impl FunctionDecoder<'_, '_> {
             .ok_or_else(|| Error::new(line, format!("no label `{name}` in this scope of the function")))
     }
 
-    fn registers(
-        &mut self,
-        ty: ast::Type,
-        vector: u32,
-        name: &Name,
-        count: Option<u32>,
-        line: u32,
-    ) -> Result<(), Error> {
+    fn registers(&mut self, ty: ast::Type, name: &Name, count: Option<u32>, line: u32) -> Result<(), Error> {
         let class = class_of(ty);
-        let Some(count) = count else {
-            if vector <= 1 {
-                return self.declare(name, Entity::Register(class), line);
-            }
-            return COMPONENTS.iter().take(vector as usize).try_for_each(|component| {
-                self.declare(&format!("{name}.{component}").into(), Entity::Register(class), line)
-            });
-        };
-        match self.scopes.innermost().declare_range(name, RegisterRange { class, count, vector: vector.max(1) }) {
+        let Some(count) = count else { return self.declare(name, Entity::Register(class), line) };
+        match self.scopes.innermost().declare_range(name, RegisterRange { class, count }) {
             true => Ok(()),
             false => Err(Error::new(line, format!("`{name}<…>` is declared twice in one scope"))),
         }
@@ -257,7 +198,7 @@ impl FunctionDecoder<'_, '_> {
 
     fn variable(&mut self, variable: &Variable) -> Result<(), Error> {
         match variable.space {
-            Space::Reg => self.registers(variable.ty, variable.vector, &variable.name, None, variable.line),
+            Space::Reg => self.registers(variable.ty, &variable.name, None, variable.line),
             Space::Local | Space::Param => self.frame_variable(variable, variable.space).map(drop),
             Space::Global | Space::Const | Space::Shared => {
                 let entity = self.module.place_variable(variable)?;
@@ -291,7 +232,6 @@ impl FunctionDecoder<'_, '_> {
                 self.push(Action::Control(Control::Branch(target)), BoundOperands::default(), guard, line, index);
                 Ok(())
             }
-            Decode::BranchIndexed => self.branch_indexed(instruction, guard, index),
             Decode::Call => self.call(instruction, guard, index),
         }
     }
@@ -339,27 +279,11 @@ impl FunctionDecoder<'_, '_> {
         Err(refused.unwrap_or_else(|| self.no_instruction(opcode, line)))
     }
 
-    fn branch_indexed(&mut self, instruction: &Instruction, guard: Slot, index: u32) -> Result<(), Error> {
-        let (opcode, line) = (&*instruction.opcode, instruction.line);
-        let [selector, Operand::Name(list)] = &*instruction.operands else {
-            return Err(Error::new(line, format!("`{opcode}` takes an index and the label of its .branchtargets")));
-        };
-        let targets = self
-            .scopes
-            .find(|scope| scope.targets.get(list))
-            .ok_or_else(|| Error::new(line, format!("no .branchtargets `{list}` in this scope of the function")))?;
-        let targets: Box<[u32]> = targets.iter().map(|&label| label as u32).collect();
-        let mut bound = BoundOperands::default();
-        bound.args.s[0] = self.source(OperandSite { opcode, line, place: 1 }, selector, Value::B32, false)?;
-        self.push(Action::Control(Control::BranchIndexed(targets)), bound, guard, line, index);
-        Ok(())
-    }
-
     /// Appends an instruction. Its branch targets are still label numbers.
     pub(super) fn push(&mut self, action: Action, mut bound: BoundOperands, guard: Slot, line: u32, row: u32) {
         let name = self.module.table.row(row).map_or("", |row| &row.name);
         let used_bytes = self.used_bytes.take();
-        if name.starts_with("ld.") || name.starts_with("ldu.") {
+        if name.starts_with("ld.") {
             bound.args.padding = used_bytes.map_or(0, |used| !used);
         }
         if let Some(shared) = bound.shared {
@@ -391,10 +315,8 @@ impl FunctionDecoder<'_, '_> {
         }
         let pc = |label: u32| self.labels.get(label as usize).copied().flatten().unwrap_or(end);
         for inst in &mut self.body.insts {
-            match &mut inst.action {
-                Action::Control(Control::Branch(target)) => *target = pc(*target),
-                Action::Control(Control::BranchIndexed(targets)) => targets.iter_mut().for_each(|to| *to = pc(*to)),
-                _ => {}
+            if let Action::Control(Control::Branch(target)) = &mut inst.action {
+                *target = pc(*target);
             }
         }
         let mut body = self.body;

@@ -4,9 +4,9 @@ use super::Error;
 use super::diagnostics::space_name;
 use super::names::{Entity, class_of};
 use super::state::{ModuleState, SharedVariable};
-use crate::bytecode::{Global, Relocation, Symbol};
+use crate::bytecode::Global;
 use crate::operands::Class;
-use crate::ptx::ast::{Init, Linkage, Space, Type, Variable};
+use crate::ptx::ast::{Linkage, Space, Type, Variable};
 
 /// Maximum bytes of a kernel's static shared memory, as in ptxas. More needs dynamic shared memory.
 pub(super) const MAX_STATIC_SHARED: u64 = 48 << 10;
@@ -104,7 +104,6 @@ impl ModuleState<'_> {
                     bytes,
                     align,
                     init: None,
-                    relocations: Vec::new(),
                 });
                 Ok(Entity::Global { index, space: variable.space })
             }
@@ -136,52 +135,10 @@ impl ModuleState<'_> {
         if given > room {
             return fail(format!("the initialiser of `{name}` has {given} bytes, the variable {room}"));
         }
-        let mut bytes = Vec::with_capacity(given as usize);
-        let mut relocations = Vec::new();
-        for init in &variable.init {
-            match init {
-                Init::Bits(bits) => {
-                    bytes.extend(u128::from(*bits).to_le_bytes().iter().take(element as usize));
-                }
-                Init::Symbol { name: symbol, offset, generic: _, mask } => {
-                    let at = bytes.len() as u64;
-                    let (width, byte) = match (mask, element) {
-                        (0, 8) => (8, 0),
-                        (&mask, 1) if mask != 0 && mask == 0xff << (mask.trailing_zeros() / 8 * 8) => {
-                            (1, mask.trailing_zeros() / 8)
-                        }
-                        _ => {
-                            return fail(format!(
-                                "the address of `{symbol}` in `{name}` needs an 8-byte element, or 1-byte elements with masks \
-                                 0xFF(…), 0xFF00(…), …; the elements have {element} bytes"
-                            ));
-                        }
-                    };
-                    let of = self.symbol(symbol, variable.line)?;
-                    relocations.push(Relocation { at, bytes: width, byte, of, offset: *offset });
-                    bytes.resize(bytes.len() + element as usize, 0);
-                }
-            }
-        }
+        let bytes = |bits: &u64| u128::from(*bits).to_le_bytes().into_iter().take(element as usize);
+        let bytes = variable.init.iter().flat_map(bytes).collect();
         let global = &mut self.globals[index as usize];
         global.init = Some(bytes);
-        global.relocations = relocations;
         Ok(())
-    }
-
-    /// Resolves the symbol whose address an initialiser contains.
-    fn symbol(&mut self, name: &str, line: u32) -> Result<Symbol, Error> {
-        match self.names.get(name) {
-            Some(&Entity::Global { index, .. }) => Ok(Symbol::Global(index)),
-            Some(&Entity::Function(index)) => {
-                self.address_taken.insert(index);
-                Ok(Symbol::Function(index))
-            }
-            Some(Entity::Declared | Entity::Undefined) => {
-                Err(Error::new(line, format!("`{name}` is declared, but the module does not define it")))
-            }
-            Some(_) => Err(Error::new(line, format!("the address of `{name}` is not known before a kernel runs"))),
-            None => Err(Error::new(line, format!("no variable or function `{name}` in this module"))),
-        }
     }
 }

@@ -12,7 +12,7 @@ use super::call_graph::CallGraph;
 use super::layout::{MAX_STATIC_SHARED, align_up};
 use super::liveness;
 use super::state::{ModuleState, UnlinkedConstant, UnlinkedFunction};
-use crate::bytecode::{Action, ArgLocation, Callee, Constant, Control, DecodedModule, Function, Inst};
+use crate::bytecode::{Action, ArgLocation, Constant, Control, DecodedModule, Function, Inst};
 use crate::operands::{Base, Class, RegisterCounts, Slot};
 use crate::ptx::ast;
 
@@ -20,7 +20,7 @@ use crate::ptx::ast;
 /// reaches. Compiled kernels call few functions; without a limit, a few megabytes of text could need any amount of memory.
 const MAX_REACHED: usize = 8 << 20;
 
-const CLASSES: [Class; 5] = [Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128];
+const CLASSES: [Class; 4] = [Class::Pred, Class::B16, Class::B32, Class::B64];
 
 /// Maximum registers of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_REGISTERS: u32 = 255;
@@ -35,9 +35,7 @@ pub(super) fn link(
     bodies: Vec<UnlinkedFunction>,
     code: &mut DecodedModule,
 ) -> Result<(), Error> {
-    // Kernels cannot be called, neither by name nor by address.
-    let callable = |function: u32| functions.get(function as usize).is_some_and(|function| !function.entry);
-    let graph = CallGraph::new(&bodies, module.address_taken.iter().copied().filter(|&function| callable(function)));
+    let graph = CallGraph::new(&bodies);
     let weight = |body: &UnlinkedFunction| 1 + body.constants.len() + body.shared.len();
     let weights: Vec<usize> = bodies.iter().map(weight).collect();
     let kernels = (0..bodies.len()).filter(|&function| functions[function].entry);
@@ -107,7 +105,6 @@ pub(super) fn link(
             constants: Vec::new(),
             own_registers: body.own.into_iter().map(|slot| placed.slot(slot)).collect::<Result<_, _>>()?,
             recursive: recursive[index],
-            address_taken: !source.entry && module.address_taken.contains(&(index as u32)),
             max_threads: source.max_threads,
             required_threads: source.required_threads,
             waits_for_grids: with_reached().any(|function| waits[function]),
@@ -275,11 +272,7 @@ impl FunctionPlacement {
         }
         match &mut inst.action {
             Action::Control(Control::Branch(target)) => *target += start,
-            Action::Control(Control::BranchIndexed(targets)) => targets.iter_mut().for_each(|target| *target += start),
             Action::Control(Control::Call(site)) => {
-                if let Callee::Indirect(slot) = &mut site.callee {
-                    self.relocate_slot(slot)?;
-                }
                 for passed in site.args.iter_mut().chain(&mut site.returns) {
                     if let ArgLocation::Register(slot) = passed {
                         self.relocate_slot(slot)?;

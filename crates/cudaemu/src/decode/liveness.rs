@@ -2,7 +2,7 @@
 
 use super::names::bits;
 use super::state::UnlinkedFunction;
-use crate::bytecode::{Action, ArgLocation, Callee, Control, Inst};
+use crate::bytecode::{Action, ArgLocation, Control, Inst};
 use crate::operands::{Base, Class, Slot};
 
 /// Maximum words of bit sets. A larger function is assumed to need all registers.
@@ -56,7 +56,7 @@ pub(super) fn max_live_registers(body: &UnlinkedFunction) -> u32 {
 
 /// Registers, numbered across classes. Constants are not registers.
 struct Numbers {
-    starts: [usize; 5],
+    starts: [usize; 4],
     total: usize,
     /// 32-bit units by register number; 0 for constants and predicates.
     units: Vec<u32>,
@@ -64,9 +64,9 @@ struct Numbers {
 
 impl Numbers {
     fn new(body: &UnlinkedFunction) -> Self {
-        let mut starts = [0; 5];
+        let mut starts = [0; 4];
         let mut total = 0;
-        for (start, class) in starts.iter_mut().zip([Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128]) {
+        for (start, class) in starts.iter_mut().zip([Class::Pred, Class::B16, Class::B32, Class::B64]) {
             *start = total;
             total += body.counts.of(class);
         }
@@ -128,9 +128,6 @@ fn operands(inst: &Inst, dests: u64, mut each: impl FnMut(Slot, bool)) {
         each(slot, false);
     }
     if let Action::Control(Control::Call(site)) = &inst.action {
-        if let Callee::Indirect(slot) = site.callee {
-            each(slot, false);
-        }
         let passed =
             site.args.iter().map(|passed| (passed, false)).chain(site.returns.iter().map(|passed| (passed, true)));
         for (passed, dest) in passed {
@@ -181,13 +178,12 @@ impl Blocks {
 fn targets(inst: &Inst) -> &[u32] {
     match &inst.action {
         Action::Control(Control::Branch(target)) => std::slice::from_ref(target),
-        Action::Control(Control::BranchIndexed(targets)) => targets,
         _ => &[],
     }
 }
 
 /// Whether execution never continues with the next instruction.
 fn leaves(inst: &Inst) -> bool {
-    use Control::{Branch, BranchIndexed, Exit, Return};
-    inst.guard.is_none() && matches!(inst.action, Action::Control(Branch(_) | BranchIndexed(_) | Return | Exit))
+    use Control::{Branch, Exit, Return};
+    inst.guard.is_none() && matches!(inst.action, Action::Control(Branch(_) | Return | Exit))
 }

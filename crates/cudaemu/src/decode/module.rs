@@ -1,6 +1,6 @@
 //! Decoding of a module: declares its names, decodes its functions, links them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Error;
@@ -47,7 +47,6 @@ fn decode_module(module: &ast::Module, table: &InstructionTable, code: &mut Deco
         globals: Vec::new(),
         shared: Vec::new(),
         signatures: Vec::new(),
-        address_taken: BTreeSet::new(),
         frame_align: 16,
     };
     let functions: Vec<&ast::Function> = module.functions.iter().filter(|function| function.body.is_some()).collect();
@@ -64,13 +63,6 @@ fn decode_module(module: &ast::Module, table: &InstructionTable, code: &mut Deco
             false => (sizes(&function.returns)?, sizes(&function.params)?),
         };
         state.signatures.push(Signature { returns, params, entry: function.entry });
-    }
-    for alias in &module.aliases {
-        let Some(of) = state.names.get(&alias.of).copied() else {
-            let of = &alias.of;
-            return Err(Error::new(alias.line, format!("no function `{of}` with a body in this module")));
-        };
-        state.define(&alias.name, of, alias.line)?;
     }
     for function in module.functions.iter().filter(|function| function.body.is_none()) {
         state.names.entry(function.name.clone()).or_insert(Entity::Declared);

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::layout::ParamSize;
 use crate::bytecode::SpecialRegister;
 use crate::operands::{Class, RegisterCounts, Slot};
-use crate::ptx::ast::{Name, Operand, Space, Type};
+use crate::ptx::ast::{Name, Space, Type};
 
 /// The entity that a name denotes.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +38,6 @@ pub(super) fn class_of(ty: Type) -> Class {
         Type::B8 | Type::U8 | Type::S8 | Type::B16 | Type::U16 | Type::S16 | Type::F16 | Type::BF16 => Class::B16,
         Type::B32 | Type::U32 | Type::S32 | Type::F32 | Type::F16x2 | Type::BF16x2 => Class::B32,
         Type::B64 | Type::U64 | Type::S64 | Type::F64 => Class::B64,
-        Type::B128 => Class::B128,
     }
 }
 
@@ -50,27 +48,14 @@ pub(super) fn bits(class: Class) -> u32 {
         Class::B16 => 16,
         Class::B32 => 32,
         Class::B64 => 64,
-        Class::B128 => 128,
     }
 }
 
-/// Parameter sizes from a `.callprototype`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Prototype {
-    pub(super) returns: Vec<ParamSize>,
-    pub(super) params: Vec<ParamSize>,
-}
-
-/// Component names of a vector register.
-pub(super) const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
-
-/// Registers declared together, as in `.reg .v2 .b32 %v<7>`.
+/// Registers declared together, as in `.reg .b32 %r<7>`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegisterRange {
     pub(super) class: Class,
     pub(super) count: u32,
-    /// Components of each register; 1 for scalars.
-    pub(super) vector: u32,
 }
 
 /// One `{ … }` scope of a function.
@@ -81,10 +66,6 @@ pub(super) struct Scope {
     ranges: HashMap<Name, RegisterRange>,
     /// Label numbers, assigned before the labels are reached.
     pub(super) labels: HashMap<Name, usize>,
-    /// Label numbers of each `.branchtargets`.
-    pub(super) targets: HashMap<Name, Vec<usize>>,
-    /// Parameter sizes of each `.callprototype` and `.calltargets`.
-    pub(super) prototypes: HashMap<Name, Prototype>,
 }
 
 impl Scope {
@@ -117,21 +98,14 @@ impl Scope {
         }
     }
 
-    /// The class of `%r7` if this scope declares `%r<n>` with n > 7, or of a component such as `%v7.x`. A prefix may end in
-    /// digits.
+    /// The class of `%r7` if this scope declares `%r<n>` with n > 7. A prefix may end in digits.
     fn range_of(&self, name: &str) -> Option<Class> {
-        let (name, component) = match name.split_once('.') {
-            Some((name, component)) => (name, Some(COMPONENTS.iter().position(|&c| c == component)?)),
-            None => (name, None),
-        };
         let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         (1..=digits.min(10)).find_map(|length| {
             let (prefix, number) = name.split_at(name.len() - length);
-            let RegisterRange { class, count, vector } = *self.ranges.get(prefix)?;
+            let RegisterRange { class, count } = *self.ranges.get(prefix)?;
             let leading_zero = length > 1 && number.starts_with('0');
-            let component_fits = component.map_or(vector == 1, |component| vector > 1 && component < vector as usize);
-            let number_fits = !leading_zero && number.parse::<u32>().is_ok_and(|number| number < count);
-            (number_fits && component_fits).then_some(class)
+            (!leading_zero && number.parse::<u32>().is_ok_and(|number| number < count)).then_some(class)
         })
     }
 }
@@ -239,19 +213,7 @@ pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Class)> {
         "cluster_ctarank" => SpecialRegister::ClusterCtarank,
         "cluster_nctarank" => SpecialRegister::ClusterNctarank,
         "is_explicit_cluster" => return Some((SpecialRegister::IsExplicitCluster, Class::Pred)),
-        _ => {
-            let number: u8 = name.strip_prefix("envreg")?.parse().ok()?;
-            return (number < 32).then_some((SpecialRegister::Envreg(number), Class::B32));
-        }
+        _ => return None,
     };
     Some((special, Class::B32))
-}
-
-/// Splits an operand into the register and the number of the named part ([`crate::isa::Operand::OutPart`]); 0 means the whole
-/// register.
-pub(super) fn split_part(operand: &Operand) -> (Operand, i64) {
-    let parts = ["b0", "b1", "b2", "b3", "h0", "h1"];
-    let Operand::Name(name) = operand else { return (operand.clone(), 0) };
-    let found = name.rsplit_once('.').and_then(|(whole, part)| Some((whole, parts.iter().position(|p| *p == part)?)));
-    found.map_or((operand.clone(), 0), |(whole, index)| (Operand::Name(whole.into()), index as i64 + 1))
 }

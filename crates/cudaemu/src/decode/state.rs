@@ -38,8 +38,6 @@ pub(super) struct ModuleState<'a> {
     pub(super) shared: Vec<SharedVariable>,
     /// Signatures by function index.
     pub(super) signatures: Vec<Signature>,
-    /// Functions whose address is taken: an indirect call may reach them.
-    pub(super) address_taken: BTreeSet<u32>,
     /// The largest alignment of any frame variable, at least 16 bytes.
     pub(super) frame_align: u32,
 }
@@ -70,8 +68,6 @@ pub(super) struct UnlinkedFunction {
     pub(super) dynamic_align: u32,
     /// Functions that it calls by name.
     pub(super) calls: BTreeSet<u32>,
-    /// Whether it calls by address.
-    pub(super) indirect: bool,
     pub(super) params: Vec<Param>,
     pub(super) returns: Vec<Param>,
     pub(super) param_bytes: u32,

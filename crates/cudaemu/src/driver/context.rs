@@ -15,25 +15,16 @@ pub struct Context {
     pub device: usize,
     /// Whether it is its device's primary context.
     pub primary: bool,
-    /// `CU_CTX_…`
-    pub flags: u32,
     /// The fault that destroyed the context's state: every later call in it returns this error.
     pub failed: Option<Error>,
     /// Values of `cuCtxGetLimit`, by number.
     pub limits: [u64; LIMITS],
     /// `CUfunc_cache`
     pub cache: u32,
-    /// `CUsharedconfig`
-    pub shared: u32,
     /// Contexts whose memory its kernels may access.
     pub peers: BTreeSet<ContextId>,
     /// Number of launches so far.
     pub launches: u64,
-    /// Address of the workspace that cooperative launches synchronise through ([`crate::exec::Launch::workspace`]); 0 before
-    /// the first.
-    pub workspace: u64,
-    /// `cuCtxGetId`
-    pub id: u64,
 }
 
 /// The primary context of a device.
@@ -105,50 +96,28 @@ impl DriverState {
         Ok(context)
     }
 
-    fn new_context(&mut self, device: usize, primary: bool, flags: u32) -> ContextId {
-        let id = self.contexts.reserve();
-        self.contexts.insert_reserved(
-            id,
-            Context {
-                device,
-                primary,
-                flags,
-                failed: None,
-                limits: DEFAULT_LIMITS,
-                cache: 0,
-                shared: 1,
-                peers: BTreeSet::new(),
-                launches: 0,
-                workspace: 0,
-                id: id.raw() >> 4 & 0xff_ffff,
-            },
-        );
-        id
+    fn new_context(&mut self, device: usize, primary: bool) -> ContextId {
+        self.contexts.insert(Context {
+            device,
+            primary,
+            failed: None,
+            limits: DEFAULT_LIMITS,
+            cache: 0,
+            peers: BTreeSet::new(),
+            launches: 0,
+        })
     }
 
     /// `cuDevicePrimaryCtxRetain`
     pub fn retain_primary(&mut self, device: usize) -> Result<ContextId> {
         self.check_device(device)?;
-        let flags = self.devices[device].primary_flags;
         if let Some(primary) = &mut self.devices[device].primary {
             primary.retained += 1;
             return Ok(primary.context);
         }
-        let context = self.new_context(device, true, flags);
+        let context = self.new_context(device, true);
         self.devices[device].primary = Some(Primary { context, retained: 1 });
         Ok(context)
-    }
-
-    /// `cuDevicePrimaryCtxSetFlags`
-    pub fn set_primary_flags(&mut self, device: usize, flags: u32) -> Result<()> {
-        if flags & !FLAGS != 0 {
-            return Err(Error::InvalidValue);
-        }
-        self.devices[device].primary_flags = flags;
-        if let Some(primary) = self.devices[device].primary {
-            self.contexts.get_mut(primary.context)?.flags = flags;
-        }
-        Ok(())
     }
 
     /// `cuCtxCreate`: pushes the new context on the thread's stack.
@@ -157,7 +126,7 @@ impl DriverState {
             return Err(Error::InvalidValue);
         }
         self.check_device(device)?;
-        let context = self.new_context(device, false, flags);
+        let context = self.new_context(device, false);
         if let Err(error) = stack(|stack| stack.push(context)) {
             self.contexts.remove(context)?;
             return Err(error);
@@ -176,27 +145,6 @@ impl DriverState {
                 stack.push(context);
             }
         })
-    }
-
-    /// `cuCtxPushCurrent`
-    pub fn push(&self, context: ContextId) -> Result<()> {
-        self.contexts.get(context)?;
-        stack(|stack| stack.push(context))
-    }
-
-    /// `cuCtxPopCurrent`
-    pub fn pop(&self) -> Result<ContextId> {
-        stack(Vec::pop)?.ok_or(Error::InvalidContext)
-    }
-
-    /// `cuCtxSetFlags` and similar calls.
-    pub fn set_flags(&mut self, flags: u32) -> Result<()> {
-        let context = self.current()?;
-        if flags & !FLAGS != 0 {
-            return Err(Error::InvalidValue);
-        }
-        self.contexts.get_mut(context)?.flags = flags;
-        Ok(())
     }
 
     /// `cuCtxGetLimit`
@@ -241,16 +189,6 @@ impl DriverState {
         match self.contexts.get_mut(context)?.peers.insert(peer) {
             true => Ok(()),
             false => Err(Error::PeerAccessAlreadyEnabled),
-        }
-    }
-
-    /// `cuCtxDisablePeerAccess`
-    pub fn disable_peer(&mut self, peer: ContextId) -> Result<()> {
-        let context = self.current()?;
-        self.contexts.get(peer)?;
-        match self.contexts.get_mut(context)?.peers.remove(&peer) {
-            true => Ok(()),
-            false => Err(Error::PeerAccessNotEnabled),
         }
     }
 
@@ -304,8 +242,7 @@ impl Driver {
     /// context.
     fn still_context<'a>(&'a self, state: StateGuard<'a>, context: ContextId) -> StateGuard<'a> {
         let (state, _) = self.synchronize_context(state, context);
-        let all = state.memory.registered_by(context);
-        self.wait_quiescent(state, |running| all || running == context)
+        self.wait_quiescent(state, |running| running == context)
     }
 
     /// `cuDevicePrimaryCtxRelease`: of an unusable device, releases the context and returns the device's error.

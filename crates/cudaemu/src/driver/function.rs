@@ -19,8 +19,6 @@ pub struct Function {
     pub code: Arc<DecodedModule>,
     /// Index in [`DecodedModule::functions`].
     pub index: usize,
-    /// Zero-terminated name. Programs keep its address, so it must not move.
-    pub name: Arc<std::ffi::CStr>,
     /// Attributes that the program can set.
     pub settings: FunctionSettings,
 }
@@ -34,8 +32,6 @@ pub struct FunctionSettings {
     pub carveout: i32,
     /// Cluster attributes: size must be set, width, height, depth, non-portable size allowed, scheduling policy.
     pub cluster: [u32; 6],
-    /// `CUfunc_cache`
-    pub cache: u32,
 }
 
 /// Resources of a multiprocessor that one block occupies.
@@ -61,7 +57,6 @@ impl Function {
             max_dynamic_shared: DEFAULT_SHARED_PER_BLOCK.saturating_sub(kernel.shared_bytes),
             carveout: -1,
             cluster: [0; 6],
-            cache: 0,
         }
     }
 

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Driver;
 use crate::engine::{HostCall, OpOutcome};
-use crate::error::Error;
 use crate::handle::{ContextId, StreamId};
 
 /// The callback thread, started by the first callback. It ends with the driver.
@@ -21,7 +20,6 @@ struct Job {
     context: ContextId,
     stream: StreamId,
     call: HostCall,
-    lost: Option<Error>,
 }
 
 thread_local! {
@@ -34,15 +32,8 @@ pub(super) fn in_host_callback() -> bool {
 }
 
 impl CallbackThread {
-    /// Queues a callback; its stream continues when the callback returns. `lost` is the error of a context that had a fault.
-    pub(super) fn call(
-        &self,
-        driver: Arc<Driver>,
-        context: ContextId,
-        stream: StreamId,
-        call: HostCall,
-        lost: Option<Error>,
-    ) {
+    /// Queues a callback; its stream continues when the callback returns.
+    pub(super) fn call(&self, driver: Arc<Driver>, context: ContextId, stream: StreamId, call: HostCall) {
         let jobs = self.jobs.get_or_init(|| {
             let (sender, jobs) = channel::<Job>();
             std::thread::spawn(move || jobs.into_iter().for_each(Job::run));
@@ -50,14 +41,14 @@ impl CallbackThread {
         });
         let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
         // Cannot fail: the thread receives as long as the sender exists.
-        let _ = jobs.send(Job { driver, context, stream, call, lost });
+        let _ = jobs.send(Job { driver, context, stream, call });
     }
 }
 
 impl Job {
     fn run(self) {
         CALLING.set(true);
-        (self.call.run)(self.lost);
+        (self.call.0)();
         CALLING.set(false);
         self.driver.state().finish(self.context, self.stream, OpOutcome::default());
         self.driver.changed.notify_all();

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::memory::{AllocationOrigin, memory_error};
 use super::occupancy::blocks_per_sm;
 use super::{Driver, StateGuard};
 use crate::bytecode;
@@ -18,7 +17,7 @@ const MAX_LOCAL: u64 = 512 << 10;
 /// A launch as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchRequest {
-    /// The function, or a library's kernel.
+    /// The function.
     pub function: FunctionId,
     /// Blocks in x, y, z.
     pub grid: [u32; 3],
@@ -28,8 +27,6 @@ pub struct LaunchRequest {
     pub shared: u32,
     /// The stream.
     pub stream: StreamId,
-    /// Whether all blocks must be resident at once.
-    pub cooperative: bool,
     /// Blocks of a cluster in x, y, z; [1, 1, 1] without clusters.
     pub cluster: [u32; 3],
 }
@@ -43,9 +40,6 @@ impl Driver {
     ) -> Result<()> {
         let mut state = self.lock();
         let stream = state.resolve_stream(request.stream)?;
-        if state.captures.is_capturing(stream)? {
-            return self.capture_launch(state, request, stream, params);
-        }
         let (launch, context) = self.checked_launch(&mut state, request, params)?;
         if state.streams.get(stream)?.context != context {
             return Err(Error::InvalidHandle);
@@ -60,11 +54,9 @@ impl Driver {
         request: LaunchRequest,
         params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
     ) -> Result<(KernelLaunch, ContextId)> {
-        let id = state.resolve_function(self, request.function)?;
-        let context = state.modules.get(state.function(self, id)?.0.module)?.context;
-        let workspace = if request.cooperative { self.workspace(state, context)? } else { 0 };
-        let (function, spec) = state.function(self, id)?;
+        let (function, spec) = state.function(self, request.function)?;
         let module = state.modules.get(function.module)?;
+        let context = module.context;
         let within =
             |extents: [u32; 3], most: [u32; 3]| extents.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
         let threads = request.block.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
@@ -90,10 +82,6 @@ impl Driver {
         if threads > needs.max_threads || fitting == 0 {
             return Err(Error::LaunchOutOfResources);
         }
-        let blocks: u64 = request.grid.iter().map(|&n| u64::from(n)).product();
-        if request.cooperative && blocks > u64::from(fitting) * u64::from(spec.sms) {
-            return Err(Error::CooperativeLaunchTooLarge);
-        }
         let params: Arc<[u8]> = params(kernel)?.into();
         let owner = state.contexts.get(context)?;
         let local_bytes = local_bytes(&function.code, kernel, owner.limits[0])?;
@@ -105,29 +93,12 @@ impl Driver {
             dynamic_shared: request.shared,
             params,
             globals: module.globals.clone(),
-            cooperative: request.cooperative,
             device: owner.device as u32,
             peers: state.accessible_devices(context)?,
-            workspace,
             id: owner.launches,
         };
         state.contexts.get_mut(context)?.launches += 1;
         Ok((KernelLaunch { launch, local_bytes }, context))
-    }
-
-    /// The workspace through which cooperative launches of a context synchronise their blocks; it is freed with the context.
-    /// One workspace is enough because the engine runs cooperative kernels one at a time ([`crate::engine::OpExecutor`]).
-    fn workspace(&self, state: &mut StateGuard<'_>, context: ContextId) -> Result<u64> {
-        let owner = state.contexts.get(context)?;
-        if owner.workspace != 0 {
-            return Ok(owner.workspace);
-        }
-        let made = self.space().alloc(owner.device as u32, 8, "cooperative launches");
-        let allocation = made.map_err(|error| memory_error(&error))?;
-        self.space().snapshot().write(allocation.base(), &[0; 8]).map_err(|_| Error::Unknown)?;
-        state.memory.add(&allocation, context, AllocationOrigin::Global);
-        state.contexts.get_mut(context)?.workspace = allocation.base();
-        Ok(allocation.base())
     }
 }
 

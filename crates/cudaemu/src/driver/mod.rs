@@ -5,7 +5,6 @@
 //! looks up its handles, checks its arguments, and either returns a result or submits work to the engine. A call that waits
 //! runs the engine meanwhile ([`Driver::run_until_reached`]); the lock is released while an operation executes.
 
-pub mod capture;
 pub mod context;
 pub mod copy;
 pub mod function;
@@ -16,7 +15,6 @@ pub mod launch;
 pub mod memory;
 pub mod module;
 pub mod occupancy;
-pub mod physical;
 pub mod pool;
 pub mod simulation;
 pub mod stream;
@@ -27,13 +25,10 @@ use std::time::{Duration, Instant};
 
 use crate::config::{self, Config};
 use crate::engine::{
-    Captures, Event, IdleRunner, OpExecutor, OpOutcome, ScheduleRng, StepProgress, StreamOp, StreamPoint, Streams,
-    Timeline,
+    Event, IdleRunner, OpExecutor, OpOutcome, ScheduleRng, StepProgress, StreamOp, StreamPoint, Streams, Timeline,
 };
 use crate::error::{Error, Result};
-use crate::handle::{
-    ContextId, EventId, FunctionId, HandleTable, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId,
-};
+use crate::handle::{ContextId, EventId, FunctionId, HandleTable, ModuleId, PoolId, StreamId};
 use crate::mem::AddressSpace;
 use crate::{console, counts};
 use context::{Context, Primary};
@@ -63,22 +58,14 @@ pub struct DriverState {
     pub modules: HandleTable<ModuleId, module::Module>,
     /// Functions of modules.
     pub functions: HandleTable<FunctionId, function::Function>,
-    /// Libraries.
-    pub libraries: HandleTable<LibraryId, module::Library>,
-    /// Kernels of libraries.
-    pub kernels: HandleTable<KernelId, module::LibraryKernel>,
     /// Streams with their queues.
     pub streams: Streams,
-    /// Active stream captures.
-    pub captures: Captures,
     /// Graphs.
     pub graphs: graph::Graphs,
     /// Events.
     pub events: HandleTable<EventId, Event>,
     /// Memory pools.
     pub pools: HandleTable<PoolId, pool::Pool>,
-    /// Physical memory of the virtual memory API.
-    pub physical: HandleTable<PhysicalId, Arc<crate::mem::PhysicalMemory>>,
     /// Owner and origin of each allocation.
     pub memory: memory::Ledger,
     /// Reports of the checker, oldest first.
@@ -97,11 +84,7 @@ pub struct DriverState {
 pub struct Device {
     /// Its primary context while it is retained.
     pub primary: Option<Primary>,
-    /// Flags for the primary context.
-    pub primary_flags: u32,
-    /// The default pool, which exists from the start.
-    pub default_pool: PoolId,
-    /// The pool from which `cuMemAllocAsync` allocates.
+    /// The default pool, which exists from the start and from which `cuMemAllocAsync` allocates.
     pub pool: PoolId,
     /// The fault that made it unusable: every later call that needs one of its contexts returns this error.
     pub poisoned: Option<Error>,
@@ -180,21 +163,17 @@ impl Driver {
         let mut pools = HandleTable::default();
         let devices = (0..limits.len()).map(|device| {
             let pool = pools.insert(pool::Pool::new(device as u32, true));
-            Device { primary: None, primary_flags: 0, default_pool: pool, pool, poisoned: None }
+            Device { primary: None, pool, poisoned: None }
         });
         let state = DriverState {
             devices: devices.collect(),
             contexts: HandleTable::default(),
             modules: HandleTable::default(),
             functions: HandleTable::default(),
-            libraries: HandleTable::default(),
-            kernels: HandleTable::default(),
             streams: Streams::new(Timeline::new(config.time), config.hardware.connections),
-            captures: Captures::default(),
             graphs: graph::Graphs::default(),
             events: HandleTable::default(),
             pools,
-            physical: HandleTable::default(),
             memory: memory::Ledger::default(),
             reports: Vec::new(),
             counts: counts::Totals::default(),
@@ -210,7 +189,6 @@ impl Driver {
             report_only: config.report_only,
             counting: config.counts != config::CountsOutput::Off,
             timed_by_bytes: config.time.kernel_gbps.is_some(),
-            cooperative: Mutex::new(()),
             began: Instant::now(),
         };
         let (state, changed, caller) = (Mutex::new(state), Condvar::new(), host_callbacks::CallbackThread::default());
@@ -307,9 +285,9 @@ impl Driver {
             _ => None,
         };
         let done = match work {
-            StreamOp::Call(call) if lost.is_none() || call.run_after_error => {
+            StreamOp::Call(call) if lost.is_none() => {
                 if let Some(me) = self.me.upgrade() {
-                    self.caller.call(me, context, stream, call, lost);
+                    self.caller.call(me, context, stream, call);
                 }
                 return (state, true);
             }

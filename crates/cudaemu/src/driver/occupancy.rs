@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Granularity of shared memory allocation, in bytes.
 const SHARED_UNIT: u32 = 128;
 
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`
+/// Blocks of this many threads that a multiprocessor holds at once.
 pub fn blocks_per_sm(needs: BlockResources, threads: u32, dynamic_shared: u64, spec: &Spec) -> Result<u32> {
     if threads == 0 {
         return Err(Error::InvalidValue);
@@ -49,16 +49,6 @@ pub fn best_block(
     Ok((best.1 * spec.sms, best.2))
 }
 
-/// `cuOccupancyAvailableDynamicSMemPerBlock`: the largest size that still allows this many resident blocks.
-pub fn available_shared(needs: BlockResources, blocks: u32, threads: u32, spec: &Spec) -> Result<u64> {
-    if blocks == 0 || blocks_per_sm(needs, threads, 0, spec)? < blocks {
-        return Err(Error::InvalidValue);
-    }
-    let each = spec.shared_per_sm / blocks / SHARED_UNIT * SHARED_UNIT;
-    let room = each.saturating_sub(spec.shared_reserved).min(spec.shared_optin);
-    Ok(u64::from(room.saturating_sub(needs.static_shared)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,14 +79,11 @@ mod tests {
     }
 
     #[test]
-    fn the_best_block_and_what_is_left() {
+    fn the_best_block() {
         let a100 = Spec::of((8, 0)).unwrap();
         let needs = BlockResources { registers: 32, static_shared: 0, max_threads: 1024 };
         assert_eq!(best_block(needs, |_| 0, 0, &a100), Ok((216, 1024)));
         assert_eq!(best_block(needs, |_| 0, 200, &a100), Ok((108 * 16, 128)));
         assert_eq!(best_block(needs, |threads| u64::from(threads) * 1024, 0, &a100).map(|(_, b)| b), Ok(160));
-        assert_eq!(available_shared(needs, 1, 256, &a100), Ok(166_912));
-        assert_eq!(available_shared(needs, 2, 256, &a100), Ok(82_944));
-        assert_eq!(available_shared(needs, 9, 256, &a100), Err(Error::InvalidValue));
     }
 }

@@ -62,11 +62,6 @@ impl Driver {
             return Err(Error::InvalidValue);
         }
         pool.destroyed = true;
-        for device in &mut state.devices {
-            if device.pool == id {
-                device.pool = device.default_pool;
-            }
-        }
         if state.memory.pool_bytes(id) == 0 {
             state.pools.remove(id)?;
         }
@@ -102,7 +97,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemAllocAsync` (without a pool: the current pool of the stream's device) and `cuMemAllocFromPoolAsync`.
+    /// `cuMemAllocAsync` (without a pool: the default pool of the stream's device) and `cuMemAllocFromPoolAsync`.
     pub fn allocate_async(&self, bytes: u64, pool: Option<PoolId>, stream: StreamId) -> Result<u64> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
@@ -110,14 +105,6 @@ impl Driver {
         let device = state.contexts.get(context)?.device;
         if bytes == 0 {
             return Err(Error::InvalidValue);
-        }
-        if state.captures.is_capturing(stream)? {
-            let (graph, after) = state.captures.frontier(stream)?;
-            let after = after.to_vec();
-            let made = self.add_alloc_node(state, graph, &after, device as u32, bytes, context);
-            let (node, address, mut state) = made?;
-            state.captures.advance(stream, node);
-            return Ok(address);
         }
         let id = pool.unwrap_or(state.devices[device].pool);
         let pool = live(state.pools.get_mut(id)?)?;
@@ -152,24 +139,6 @@ impl Driver {
             1 | 3 => pool.accessible.insert(device as u32),
             _ => return Err(Error::InvalidValue),
         };
-        Ok(())
-    }
-
-    /// `cuMemPoolGetAccess`: 3 (read and write) or 0.
-    pub fn pool_access(&self, id: PoolId, device: i32) -> Result<u32> {
-        let device = self.device(device)? as u32;
-        let mut state = self.lock();
-        let pool = live(state.pools.get_mut(id)?)?;
-        Ok(if pool.device == device || pool.accessible.contains(&device) { 3 } else { 0 })
-    }
-
-    /// `cuDeviceSetMemPool`
-    pub fn set_device_pool(&self, device: usize, id: PoolId) -> Result<()> {
-        let mut state = self.lock();
-        if live(state.pools.get_mut(id)?)?.device != device as u32 {
-            return Err(Error::InvalidValue);
-        }
-        state.devices[device].pool = id;
         Ok(())
     }
 

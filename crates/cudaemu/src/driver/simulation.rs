@@ -30,10 +30,10 @@ impl Driver {
             StreamOp::Fault(..) | StreamOp::Hang(_) => OpCost::Nothing,
             StreamOp::Memcpy(copy) => match (self.place(&copy.from), self.place(&copy.to)) {
                 (None, None) => OpCost::Nothing,
-                (None, Some(to)) => OpCost::ToDevice(to, copy.bytes()),
-                (Some(from), None) => OpCost::ToHost(from, copy.bytes()),
-                (Some(from), Some(to)) if from == to => OpCost::Within(to, copy.bytes()),
-                (Some(from), Some(to)) => OpCost::Peer(from, to, copy.bytes()),
+                (None, Some(to)) => OpCost::ToDevice(to, copy.bytes),
+                (Some(from), None) => OpCost::ToHost(from, copy.bytes),
+                (Some(from), Some(to)) if from == to => OpCost::Within(to, copy.bytes),
+                (Some(from), Some(to)) => OpCost::Peer(from, to, copy.bytes),
             },
             StreamOp::Memset(fill) => OpCost::Within(device, fill.total()),
             StreamOp::Call(_)
@@ -41,8 +41,7 @@ impl Driver {
             | StreamOp::Wait
             | StreamOp::Free(_)
             | StreamOp::WriteValue(..)
-            | StreamOp::WaitValue(..)
-            | StreamOp::Batch(_) => OpCost::Nothing,
+            | StreamOp::WaitValue(..) => OpCost::Nothing,
         }
     }
 
@@ -101,7 +100,7 @@ impl Driver {
 
     /// The device that holds one side of a copy; `None` for host memory.
     fn place(&self, side: &CopyEndpoint) -> Option<u32> {
-        let CopyEndpoint::Known { address, .. } = side else { return None };
+        let CopyEndpoint::Known(address) = side else { return None };
         self.device_of(*address).map(|device| device as u32)
     }
 }

@@ -1,10 +1,9 @@
 //! Streams and events: creation, submission, waits and queries.
 
-use super::graph::GraphNode;
 use super::{Driver, DriverState, StateGuard};
-use crate::engine::{Event, EventWait, StreamKind, StreamOp, StreamPoint};
+use crate::engine::{Event, StreamKind, StreamOp, StreamPoint};
 use crate::error::{Error, Result};
-use crate::handle::{ContextId, EventId, GraphId, StreamId};
+use crate::handle::{ContextId, EventId, StreamId};
 
 /// `CU_EVENT_…`: blocking sync, no timing, interprocess.
 const EVENT_FLAGS: u32 = 7;
@@ -26,35 +25,18 @@ impl DriverState {
         };
         let context = self.streams.get(id)?.context;
         self.check_alive(context)?;
-        self.check_legacy(id)?;
         Ok(id)
     }
 
-    /// The context of a stream.
-    pub fn stream_context(&mut self, stream: StreamId) -> Result<ContextId> {
-        let stream = self.resolve_stream(stream)?;
-        Ok(self.streams.get(stream)?.context)
-    }
-
-    /// `cuStreamCreate` and similar calls.
-    pub fn create_stream(&mut self, flags: u32, priority: i32) -> Result<StreamId> {
+    /// `cuStreamCreate`
+    pub fn create_stream(&mut self, flags: u32) -> Result<StreamId> {
         let context = self.current()?;
         let kind = match flags {
             0 => StreamKind::Blocking,
             1 => StreamKind::NonBlocking,
             _ => return Err(Error::InvalidValue),
         };
-        Ok(self.streams.create(context, kind, priority))
-    }
-
-    /// Ends a stream for `cuStreamDestroy`: default streams cannot be destroyed; queued operations still run. Returns the graph
-    /// of a capture that began in this stream, if any: nothing can use it any more.
-    pub fn destroy_stream(&mut self, stream: StreamId) -> Result<Option<GraphId>> {
-        if crate::engine::default_stream_kind(stream).is_some() {
-            return Err(Error::InvalidHandle);
-        }
-        self.streams.destroy(stream)?;
-        Ok(self.captures.destroy(stream).filter(|ended| !ended.given).map(|ended| ended.graph))
+        Ok(self.streams.create(context, kind))
     }
 
     /// `cuEventCreate`
@@ -68,30 +50,26 @@ impl DriverState {
 
     /// `cuEventDestroy`
     pub fn destroy_event(&mut self, event: EventId) -> Result<()> {
-        self.captures.forget(event);
         let context = self.events.remove(event)?.context;
         self.check_device_of(context)
     }
 }
 
 impl Driver {
-    /// `cuStreamDestroy`
+    /// `cuStreamDestroy`: default streams cannot be destroyed; queued operations still run.
     pub fn end_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let context = state.streams.context_of(stream);
-        let lost = state.destroy_stream(stream)?;
-        let usable = context.map_or(Ok(()), |context| state.check_device_of(context));
-        drop(state);
-        lost.map_or(Ok(()), |graph| self.destroy_graph(graph))?;
-        usable
+        if crate::engine::default_stream_kind(stream).is_some() {
+            return Err(Error::InvalidHandle);
+        }
+        state.streams.destroy(stream)?;
+        context.map_or(Ok(()), |context| state.check_device_of(context))
     }
 
     /// Appends an operation to a stream. The seed also chooses whether some queued operations run at once: CUDA may start a
     /// stream at any time.
     pub fn submit<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
-        if state.captures.is_capturing(stream)? {
-            return state.capture(stream, work);
-        }
         self.enqueue(&mut state, stream, work)?;
         self.maybe_run_ops(state);
         Ok(())
@@ -113,7 +91,6 @@ impl Driver {
 
     /// Appends an operation and waits for it: a call that is synchronous with the host.
     pub fn submit_and_wait<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
-        state.check_host_wait(stream)?;
         let point = self.enqueue(&mut state, stream, work)?;
         let context = state.streams.get(stream)?.context;
         let state = self.run_until_reached(state, &[point]);
@@ -124,7 +101,6 @@ impl Driver {
     pub fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
-        state.check_host_wait(stream)?;
         let context = state.streams.get(stream)?.context;
         let ends = state.streams.sync_points(stream);
         let state = self.run_until_reached(state, &ends);
@@ -135,7 +111,6 @@ impl Driver {
     pub fn query_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
-        state.check_host_wait(stream)?;
         let context = state.streams.get(stream)?.context;
         let ends = state.streams.sync_points(stream);
         self.query(state, context, &ends)
@@ -155,8 +130,7 @@ impl Driver {
         if reached(&state) && state.streams.host_queried(points) { Ok(()) } else { Err(Error::NotReady) }
     }
 
-    /// `cuStreamWaitEvent`: an event that was never recorded does not block. With flag 1 a captured wait becomes a node that
-    /// waits when the graph runs.
+    /// `cuStreamWaitEvent`: an event that was never recorded does not block.
     pub fn wait_event(&self, stream: StreamId, event: EventId, flags: u32) -> Result<()> {
         if flags > 1 {
             return Err(Error::InvalidValue);
@@ -164,31 +138,15 @@ impl Driver {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
         let recorded = state.events.get(event)?.recorded;
-        if flags == 1 && state.captures.is_capturing(stream)? {
-            return state.append(stream, GraphNode::Wait(event)).map(drop);
-        }
-        match (state.captures.wait(stream, event, recorded.is_some())?, recorded) {
-            (EventWait::Uncaptured, Some(point)) => state.streams.wait(stream, point),
-            _ => Ok(()),
-        }
+        recorded.map_or(Ok(()), |point| state.streams.wait(stream, point))
     }
 
-    /// `cuEventRecord`: event and stream must belong to one context. In a capturing stream the event marks the nodes captured
-    /// so far; with flag 1 it becomes a node that records the event when the graph runs.
-    pub fn record_event(&self, event: EventId, stream: StreamId, flags: u32) -> Result<()> {
-        if flags > 1 {
-            return Err(Error::InvalidValue);
-        }
+    /// `cuEventRecord`: event and stream must belong to one context.
+    pub fn record_event(&self, event: EventId, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
         if state.events.get(event)?.context != state.streams.get(stream)?.context {
             return Err(Error::InvalidHandle);
-        }
-        if flags == 1 && state.captures.is_capturing(stream)? {
-            return state.append(stream, GraphNode::Record(event)).map(drop);
-        }
-        if state.captures.record(event, stream)? {
-            return Ok(());
         }
         let point = state.streams.submit(stream, StreamOp::Record(event))?;
         let event = state.events.get_mut(event)?;
@@ -199,24 +157,20 @@ impl Driver {
 
     /// `cuEventSynchronize`: returns at once for an event that was never recorded.
     pub fn synchronize_event(&self, event: EventId) -> Result<()> {
-        let mut state = self.lock();
+        let state = self.lock();
         let found = state.events.get(event)?;
         let (context, point) = (found.context, found.recorded);
         state.check_alive(context)?;
-        state.captures.check_host_wait(event)?;
-        state.check_unsafe_call()?;
         let state = self.run_until_reached(state, point.as_slice());
         state.check_alive(context)
     }
 
     /// `cuEventQuery`
     pub fn query_event(&self, event: EventId) -> Result<()> {
-        let mut state = self.lock();
+        let state = self.lock();
         let found = state.events.get(event)?;
         let (context, point) = (found.context, found.recorded);
         state.check_alive(context)?;
-        state.captures.check_host_wait(event)?;
-        state.check_unsafe_call()?;
         self.query(state, context, point.as_slice())
     }
 }

@@ -70,7 +70,7 @@ impl Streams {
         let connection = stream.connection?;
         let own = stream.queue.front()?.order;
         let others = self.table.iter().filter(|(_, other)| {
-            (other.context, other.connection) == (stream.context, Some(connection)) && other.id != stream.id
+            (other.context, other.connection) == (stream.context, Some(connection)) && !std::ptr::eq(*other, stream)
         });
         let pending = others.filter_map(|(id, other)| {
             let order = match &other.running {
@@ -130,7 +130,7 @@ mod tests {
 
     fn streams<const N: usize>(connections: u32) -> (Streams, [StreamId; N]) {
         let mut streams = Streams::new(Timeline::default(), Some(connections));
-        let ids = [0; N].map(|_| streams.create(ContextId::default(), StreamKind::NonBlocking, 0));
+        let ids = [0; N].map(|_| streams.create(ContextId::default(), StreamKind::NonBlocking));
         (streams, ids)
     }
 
@@ -138,7 +138,7 @@ mod tests {
         streams.submit(stream, work).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    const WAIT: StreamOp = StreamOp::WaitValue(64, 1, 4, WaitCondition::Eq);
+    const WAIT: StreamOp = StreamOp::WaitValue(64, 1, WaitCondition::Eq);
 
     #[test]
     fn streams_share_connections_in_turn_and_start_in_the_order_of_submission() {

@@ -1,10 +1,9 @@
 //! Execution of stream operations, outside of the driver's lock.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::stream_op::{CopyEndpoint, KernelLaunch, Memcpy, Memset, StreamOp};
-use crate::console::Printer;
 use crate::counts::KernelCounts;
 use crate::error::Error;
 use crate::exec;
@@ -28,9 +27,6 @@ pub struct OpExecutor {
     pub counting: bool,
     /// Whether kernels are timed by their bytes: then the distinct bytes are counted in any case.
     pub timed_by_bytes: bool,
-    /// Held while a cooperative kernel runs, because the cooperative kernels of a context share one workspace, and two threads
-    /// of the program may execute operations at once.
-    pub cooperative: Mutex<()>,
     /// Time at which the driver started.
     pub began: Instant,
 }
@@ -82,28 +78,14 @@ impl OpExecutor {
             StreamOp::Free(address) => {
                 self.space.free(address).map(drop).map_err(|error| FaultKind::UseAfterFree(error.to_string()))
             }
-            StreamOp::WriteValue(address, value, bytes) => {
-                self.space.snapshot().write(address, &value.to_le_bytes()[..bytes as usize])
-            }
-            StreamOp::WaitValue(address, value, bytes, condition) => {
-                let mut found = [0; 8];
-                let read = self.space.snapshot().read(address, &mut found[..bytes as usize]);
-                if read.is_ok() && !condition.holds(u64::from_le_bytes(found), value, bytes) {
-                    done.retry = Some(StreamOp::WaitValue(address, value, bytes, condition));
+            StreamOp::WriteValue(address, value) => self.space.snapshot().write(address, &value.to_le_bytes()),
+            StreamOp::WaitValue(address, value, condition) => {
+                let mut found = [0; 4];
+                let read = self.space.snapshot().read(address, &mut found);
+                if read.is_ok() && !condition.holds(u32::from_le_bytes(found), value) {
+                    done.retry = Some(StreamOp::WaitValue(address, value, condition));
                 }
                 read
-            }
-            StreamOp::Batch(ops) => {
-                let mut ops = ops.into_iter();
-                while let Some(op) = ops.next() {
-                    let part = self.execute(op);
-                    done.add(part);
-                    if let Some(again) = done.retry.take() {
-                        done.retry = Some(StreamOp::Batch(std::iter::once(again).chain(ops).collect()));
-                        break;
-                    }
-                }
-                Ok(())
             }
         };
         if let Err(kind) = result {
@@ -115,7 +97,6 @@ impl OpExecutor {
 
     fn launch(&self, work: KernelLaunch, done: &mut OpOutcome) -> Result<(), FaultKind> {
         let launch = work.launch;
-        let printer = Printer::default();
         let machine = exec::ExecutorConfig {
             sms: self.sms.get(launch.device as usize).copied().unwrap_or(1),
             threads: self.threads,
@@ -124,13 +105,8 @@ impl OpExecutor {
             local_bytes: work.local_bytes,
             counting: self.counting,
             footprint: self.counting || self.timed_by_bytes,
-            print: printer.sink(),
         };
-        let cooperative_guard =
-            launch.cooperative.then(|| self.cooperative.lock().unwrap_or_else(PoisonError::into_inner));
         let outcome = exec::run_grid(&launch, &self.space.snapshot(), &machine);
-        drop(cooperative_guard);
-        printer.finish();
         done.reports.extend(outcome.warnings.iter().map(FaultReport::to_string));
         if outcome.more_warnings > 0 {
             done.reports.push(format!("… and {} more faults of that launch", outcome.more_warnings));
@@ -143,16 +119,6 @@ impl OpExecutor {
             done.reports.push(report.to_string());
         }
         Ok(())
-    }
-}
-
-impl OpOutcome {
-    fn add(&mut self, part: Self) {
-        self.error = self.error.or(part.error);
-        self.reports.extend(part.reports);
-        self.counts.extend(part.counts);
-        self.host_bytes += part.host_bytes;
-        self.retry = part.retry;
     }
 }
 
@@ -177,68 +143,24 @@ fn hardware_error(kind: &FaultKind) -> Error {
 }
 
 impl Memcpy {
-    /// Copies row by row; adds the bytes copied between host and device to `host_bytes`.
+    /// Copies the bytes; adds those copied between host and device to `host_bytes`.
     fn perform(&self, view: &MemorySnapshot, host_bytes: &mut u64) -> Result<(), FaultKind> {
-        let crosses = self.from.on_host(view) != self.to.on_host(view);
-        if crosses {
-            *host_bytes += self.width * self.height * self.depth;
+        if self.from.on_host(view) != self.to.on_host(view) {
+            *host_bytes += self.bytes;
         }
-        if self.width == 0 {
-            return Ok(());
-        }
-        for slice in 0..self.depth {
-            for row in 0..self.height {
-                self.row(view, slice, row)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn row(&self, view: &MemorySnapshot, slice: u64, row: u64) -> Result<(), FaultKind> {
-        let width = self.width as usize;
         match (&self.from, &self.to) {
-            (CopyEndpoint::Known { .. }, CopyEndpoint::Known { .. }) => {
-                view.copy(self.to.address(slice, row), self.from.address(slice, row), self.width)?;
-                match self.corrupt {
-                    true => corrupt(view, self.to.address(slice, row), self.width),
-                    false => Ok(()),
-                }
+            (CopyEndpoint::Known(from), CopyEndpoint::Known(to)) => {
+                view.copy(*to, *from, self.bytes)?;
+                if self.corrupt { corrupt(view, *to, self.bytes) } else { Ok(()) }
             }
-            (CopyEndpoint::Known { .. }, CopyEndpoint::Host { memory, .. }) => {
-                let mut bytes = vec![0; width];
-                view.read(self.from.address(slice, row), &mut bytes)?;
-                memory.write(self.to.address(slice, row), &bytes);
+            (CopyEndpoint::Known(from), CopyEndpoint::Host(memory)) => {
+                let mut bytes = vec![0; self.bytes as usize];
+                view.read(*from, &mut bytes)?;
+                memory.write(&bytes);
                 Ok(())
             }
-            (CopyEndpoint::Host { memory, .. }, to) => {
-                let bytes = memory.read(self.from.address(slice, row), width);
-                self.write_row(view, to, slice, row, &bytes)
-            }
-            (CopyEndpoint::Staged(bytes), to) => {
-                let at = (slice * self.height + row) as usize * width;
-                let bytes = bytes.get(at..at + width);
-                let bytes = bytes.ok_or_else(|| FaultKind::Internal("a staged copy is too short".into()))?;
-                self.write_row(view, to, slice, row, bytes)
-            }
-            (_, CopyEndpoint::Staged(_)) => Err(FaultKind::Internal("a copy into staged bytes".into())),
-        }
-    }
-
-    fn write_row(
-        &self,
-        view: &MemorySnapshot,
-        to: &CopyEndpoint,
-        slice: u64,
-        row: u64,
-        bytes: &[u8],
-    ) -> Result<(), FaultKind> {
-        match to {
-            CopyEndpoint::Known { .. } => view.write(to.address(slice, row), bytes),
-            CopyEndpoint::Host { memory, .. } => {
-                memory.write(to.address(slice, row), bytes);
-                Ok(())
-            }
-            CopyEndpoint::Staged(_) => Err(FaultKind::Internal("a copy into staged bytes".into())),
+            (CopyEndpoint::Staged(bytes), CopyEndpoint::Known(to)) => view.write(*to, bytes),
+            _ => Err(FaultKind::Internal("a copy between host memories".into())),
         }
     }
 }
@@ -256,32 +178,18 @@ fn corrupt(view: &MemorySnapshot, address: u64, width: u64) -> Result<(), FaultK
 }
 
 impl CopyEndpoint {
-    /// Address of a row in memory of the address space, or its offset in pageable memory.
-    fn address(&self, slice_index: u64, row: u64) -> u64 {
-        match self {
-            Self::Known { address, pitch, slice } => address + slice * slice_index + pitch * row,
-            Self::Host { pitch, slice, .. } => slice * slice_index + pitch * row,
-            Self::Staged(_) => 0,
-        }
-    }
-
     fn on_host(&self, view: &MemorySnapshot) -> bool {
         match self {
-            Self::Known { address, .. } => view.find(*address, 1).is_ok_and(|allocation| {
-                use crate::mem::AllocationKind::{PinnedHost, RegisteredHost};
-                matches!(allocation.kind(), PinnedHost | RegisteredHost)
-            }),
-            Self::Host { .. } | Self::Staged(_) => true,
+            Self::Known(address) => view
+                .find(*address, 1)
+                .is_ok_and(|allocation| allocation.kind() == crate::mem::AllocationKind::PinnedHost),
+            Self::Host(_) | Self::Staged(_) => true,
         }
     }
 }
 
 impl Memset {
     fn perform(&self, view: &MemorySnapshot) -> Result<(), FaultKind> {
-        let pattern = &self.value.to_le_bytes()[..usize::from(self.bytes)];
-        if self.height > 1 && self.pitch == self.width * u64::from(self.bytes) {
-            return view.fill(self.address, pattern, self.width * self.height);
-        }
-        (0..self.height).try_for_each(|row| view.fill(self.address + row * self.pitch, pattern, self.width))
+        view.fill(self.address, &self.value.to_le_bytes()[..usize::from(self.bytes)], self.count)
     }
 }

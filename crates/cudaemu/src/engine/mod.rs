@@ -6,13 +6,12 @@
 //! and if a program lacks a dependency, some seeds give an order that it did not expect. An [`Event`] marks a point of a
 //! stream; waiting for an event means waiting for that point.
 //!
-//! Launching a graph (`graph`) submits its nodes to hidden streams; `capture` tracks which streams are being captured into
-//! a graph. Simulated time (`simulated_time`) is computed from what is submitted, in the order of submission.
+//! Launching a graph (`graph`) submits its nodes to hidden streams. Simulated time (`simulated_time`) is computed from what is
+//! submitted, in the order of submission.
 //!
 //! The driver's lock guards the state. Operations execute outside of the lock (`execute`): on the thread that synchronises
 //! or on the idle runner's thread, and host functions on a thread of their own.
 
-mod capture;
 mod connections;
 mod event;
 mod execute;
@@ -23,13 +22,12 @@ mod simulated_time;
 mod stream;
 mod stream_op;
 
-pub use capture::{Capture, CaptureMode, Captures, EndedCapture, EventWait};
 pub use connections::ConnectionDeadlock;
 pub use event::Event;
 pub use execute::{OpExecutor, OpOutcome};
-pub use graph::{Edge, EdgeData, ExecPlan, Graph, Payload, PlanStep, UpdateMismatch};
+pub use graph::{Edge, EdgeData, ExecPlan, Graph, PlanStep};
 pub use idle_runner::{IdleRunner, StepProgress};
 pub use schedule_rng::ScheduleRng;
 pub use simulated_time::{EntryId, OpCost, Picos, Timeline};
-pub use stream::{HIGHEST_PRIORITY, Stream, StreamKind, StreamPoint, Streams, default_stream_kind};
+pub use stream::{Stream, StreamKind, StreamPoint, Streams, default_stream_kind};
 pub use stream_op::{CopyEndpoint, HostCall, KernelLaunch, Memcpy, Memset, StreamOp, WaitCondition};

@@ -63,10 +63,6 @@ pub struct Stream {
     pub context: ContextId,
     /// Its kind.
     pub kind: StreamKind,
-    /// Priority within the valid range: 0 is the lowest, -5 the highest.
-    pub priority: i32,
-    /// `cuStreamGetId`
-    pub id: u64,
     /// The hardware connection that it shares with other streams of the context, if connections are limited.
     pub(super) connection: Option<u32>,
     /// Operations that have not started.
@@ -87,7 +83,6 @@ pub struct Stream {
 #[derive(Debug, Default)]
 pub struct Streams {
     pub(super) table: HandleTable<StreamId, Stream>,
-    made: u64,
     /// Number of submissions so far.
     submissions: u64,
     pub(super) connections: ConnectionCounter,
@@ -105,18 +100,15 @@ impl Streams {
     }
 
     /// Creates a stream.
-    pub fn create(&mut self, context: ContextId, kind: StreamKind, priority: i32) -> StreamId {
+    pub fn create(&mut self, context: ContextId, kind: StreamKind) -> StreamId {
         let connection = self.connections.next(context);
-        self.insert(context, kind, priority, connection)
+        self.insert(context, kind, connection)
     }
 
-    fn insert(&mut self, context: ContextId, kind: StreamKind, priority: i32, connection: Option<u32>) -> StreamId {
-        self.made += 1;
+    fn insert(&mut self, context: ContextId, kind: StreamKind, connection: Option<u32>) -> StreamId {
         self.table.insert(Stream {
             context,
             kind,
-            priority: priority.clamp(super::stream::HIGHEST_PRIORITY, 0),
-            id: self.made,
             connection,
             queue: VecDeque::new(),
             pending: Vec::new(),
@@ -131,7 +123,7 @@ impl Streams {
     /// Creates a hidden stream: programs cannot name it, no other stream waits for it implicitly, and it is removed when its
     /// operations are done. It has a connection of its own.
     pub fn create_internal(&mut self, context: ContextId) -> StreamId {
-        let id = self.insert(context, StreamKind::NonBlocking, 0, None);
+        let id = self.insert(context, StreamKind::NonBlocking, None);
         if let Ok(stream) = self.table.get_mut(id) {
             stream.destroyed = true;
         }
@@ -148,7 +140,7 @@ impl Streams {
         let found = self.table.iter().find(|(_, stream)| stream.context == context && stream.kind == kind);
         match found {
             Some((id, _)) => id,
-            None => self.create(context, kind, 0),
+            None => self.create(context, kind),
         }
     }
 
@@ -287,11 +279,6 @@ impl Streams {
         self.table.iter().any(|(_, stream)| stream.running.is_some() || !stream.queue.is_empty())
     }
 
-    /// All streams of a context.
-    pub fn of_context(&self, context: ContextId) -> impl Iterator<Item = (StreamId, &Stream)> {
-        self.table.iter().filter(move |(_, stream)| stream.context == context)
-    }
-
     /// The context of a stream, which may be hidden.
     pub fn context_of(&self, stream: StreamId) -> Option<ContextId> {
         self.table.get(stream).ok().map(|stream| stream.context)
@@ -392,18 +379,10 @@ fn entries(points: &[StreamPoint]) -> Vec<EntryId> {
     points.iter().map(|point| point.entry).collect()
 }
 
-/// The highest priority.
-pub const HIGHEST_PRIORITY: i32 = -5;
-
 impl Stream {
     /// Whether all its operations are done.
     pub fn idle(&self) -> bool {
         self.done == self.submitted
-    }
-
-    /// `CU_STREAM_NON_BLOCKING`, or 0.
-    pub fn flags(&self) -> u32 {
-        u32::from(self.kind == StreamKind::NonBlocking)
     }
 }
 
@@ -424,11 +403,10 @@ mod tests {
     fn default_streams_wait_for_blocking_ones_and_the_other_way_round() {
         let context = ContextId::default();
         let mut streams = Streams::default();
-        let blocking = streams.create(context, StreamKind::Blocking, 0);
-        let free = streams.create(context, StreamKind::NonBlocking, -99);
+        let blocking = streams.create(context, StreamKind::Blocking);
+        let free = streams.create(context, StreamKind::NonBlocking);
         let legacy = streams.default_of(context, StreamKind::Legacy);
         assert_eq!(streams.default_of(context, StreamKind::Legacy), legacy);
-        assert_eq!(streams.get(free).map(|stream| stream.priority), Ok(HIGHEST_PRIORITY));
         for stream in [blocking, legacy, blocking, free] {
             assert!(streams.submit(stream, StreamOp::Wait).is_ok());
         }
@@ -447,7 +425,7 @@ mod tests {
     fn destroyed_streams_finish_their_work() {
         let context = ContextId::default();
         let mut streams = Streams::default();
-        let [first, second] = [0; 2].map(|_| streams.create(context, StreamKind::NonBlocking, 0));
+        let [first, second] = [0; 2].map(|_| streams.create(context, StreamKind::NonBlocking));
         let Ok(point) = streams.submit(first, StreamOp::Wait) else { panic!("the stream is there") };
         assert_eq!(streams.wait(second, point), Ok(()));
         assert_eq!(streams.destroy(first), Ok(()));

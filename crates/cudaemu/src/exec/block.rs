@@ -74,8 +74,6 @@ fn special_of_launch(special: SpecialRegister, launch: &Launch, config: &Executo
         SpecialRegister::ClusterNctarank => 1,
         SpecialRegister::NwarpId => u64::from(launch.threads().div_ceil(32)),
         SpecialRegister::NsmId => u64::from(config.sms),
-        SpecialRegister::Envreg(1) => launch.workspace >> 32,
-        SpecialRegister::Envreg(2) => launch.workspace & 0xffff_ffff,
         SpecialRegister::GridId => launch.id,
         SpecialRegister::DynamicSmemSize => u64::from(launch.dynamic_shared),
         SpecialRegister::TotalSmemSize | SpecialRegister::AggrSmemSize => u64::from(launch.shared_bytes()),

@@ -1,9 +1,9 @@
-//! Calls of device functions: call stack, passing of arguments and results, indirect calls.
+//! Calls of device functions: call stack, passing of arguments and results.
 
 use std::rc::Rc;
 
-use crate::bytecode::{ArgLocation, DecodedModule, FUNCTION_ADDRESS, Param, Prototype};
-use crate::fault::{Fault, FaultKind};
+use crate::bytecode::{ArgLocation, Param};
+use crate::fault::Fault;
 use crate::operands::Slot;
 
 use crate::exec_context::lanes;
@@ -19,7 +19,7 @@ pub(super) struct CallFrame {
     /// Index of the calling function.
     pub(super) function: u32,
     /// The caller's registers, if it may be called recursively before this call returns.
-    pub(super) saved: Vec<(Slot, Lanes<u128>)>,
+    pub(super) saved: Vec<(Slot, Lanes<u64>)>,
     /// The enclosing call.
     pub(super) parent: Option<Rc<CallFrame>>,
 }
@@ -59,13 +59,13 @@ impl ArgPlace {
 
 /// A value to pass. All values are read before any is written, because both sides may use the same registers.
 pub(super) enum ArgValue {
-    Lanes(Box<Lanes<u128>>),
+    Lanes(Box<Lanes<u64>>),
     Frame { at: u32, bytes: u32 },
 }
 
 fn read(from: ArgPlace, cx: &ExecContext<'_>) -> ArgValue {
     match from {
-        ArgPlace::Register(slot) => ArgValue::Lanes(Box::new(cx.regs.get_widest(slot))),
+        ArgPlace::Register(slot) => ArgValue::Lanes(Box::new(cx.regs.get_any(slot))),
         ArgPlace::Frame { at, bytes } => ArgValue::Frame { at, bytes },
     }
 }
@@ -73,13 +73,13 @@ fn read(from: ArgPlace, cx: &ExecContext<'_>) -> ArgValue {
 fn write(value: &ArgValue, to: ArgPlace, mask: u32, cx: &mut ExecContext<'_>) -> Result<(), Box<Fault>> {
     match (value, to) {
         (ArgValue::Lanes(lanes), ArgPlace::Register(slot)) => {
-            cx.regs.set_widest(slot, lanes, mask);
+            cx.regs.set_any(slot, lanes, mask);
             Ok(())
         }
         (ArgValue::Lanes(lanes), ArgPlace::Frame { at, bytes }) => store(lanes, at, bytes, mask, cx),
         (&ArgValue::Frame { at, bytes }, ArgPlace::Register(slot)) => {
             let lanes = load(at, bytes, mask, cx)?;
-            cx.regs.set_widest(slot, &lanes, mask);
+            cx.regs.set_any(slot, &lanes, mask);
             Ok(())
         }
         (&ArgValue::Frame { at: from, bytes }, ArgPlace::Frame { at: to, bytes: room }) => {
@@ -127,20 +127,19 @@ pub(super) fn write_results(
 }
 
 /// Loads a value from local memory.
-pub(super) fn load(at: u32, bytes: u32, mask: u32, cx: &mut ExecContext<'_>) -> Result<Lanes<u128>, Box<Fault>> {
+pub(super) fn load(at: u32, bytes: u32, mask: u32, cx: &mut ExecContext<'_>) -> Result<Lanes<u64>, Box<Fault>> {
     let at = [u64::from(at); 32];
     Ok(match bytes {
-        1 => cx.load::<1>(StateSpace::Local, &at, mask)?.map(|v| u128::from(v[0])),
-        2 => cx.load::<2>(StateSpace::Local, &at, mask)?.map(|v| u128::from(u16::from_le_bytes(v))),
-        4 => cx.load::<4>(StateSpace::Local, &at, mask)?.map(|v| u128::from(u32::from_le_bytes(v))),
-        8 => cx.load::<8>(StateSpace::Local, &at, mask)?.map(|v| u128::from(u64::from_le_bytes(v))),
-        _ => cx.load::<16>(StateSpace::Local, &at, mask)?.map(u128::from_le_bytes),
+        1 => cx.load::<1>(StateSpace::Local, &at, mask)?.map(|v| u64::from(v[0])),
+        2 => cx.load::<2>(StateSpace::Local, &at, mask)?.map(|v| u64::from(u16::from_le_bytes(v))),
+        4 => cx.load::<4>(StateSpace::Local, &at, mask)?.map(|v| u64::from(u32::from_le_bytes(v))),
+        _ => cx.load::<8>(StateSpace::Local, &at, mask)?.map(u64::from_le_bytes),
     })
 }
 
 /// Stores register lanes to local memory.
 pub(super) fn store(
-    lanes: &Lanes<u128>,
+    lanes: &Lanes<u64>,
     at: u32,
     bytes: u32,
     mask: u32,
@@ -151,47 +150,18 @@ pub(super) fn store(
         1 => cx.store::<1>(StateSpace::Local, &at, &lanes.map(|v| [v as u8]), mask),
         2 => cx.store::<2>(StateSpace::Local, &at, &lanes.map(|v| (v as u16).to_le_bytes()), mask),
         4 => cx.store::<4>(StateSpace::Local, &at, &lanes.map(|v| (v as u32).to_le_bytes()), mask),
-        8 => cx.store::<8>(StateSpace::Local, &at, &lanes.map(|v| (v as u64).to_le_bytes()), mask),
-        _ => cx.store::<16>(StateSpace::Local, &at, &lanes.map(u128::to_le_bytes), mask),
+        _ => cx.store::<8>(StateSpace::Local, &at, &lanes.map(u64::to_le_bytes), mask),
     }
 }
 
 /// Saves the registers of a function that may be entered again before it continues.
-pub(super) fn save(regs: &Registers, own: &[Slot]) -> Vec<(Slot, Lanes<u128>)> {
-    own.iter().map(|&slot| (slot, regs.get_widest(slot))).collect()
+pub(super) fn save(regs: &Registers, own: &[Slot]) -> Vec<(Slot, Lanes<u64>)> {
+    own.iter().map(|&slot| (slot, regs.get_any(slot))).collect()
 }
 
 /// Restores saved registers.
-pub(super) fn restore(regs: &mut Registers, saved: &[(Slot, Lanes<u128>)], mask: u32) {
+pub(super) fn restore(regs: &mut Registers, saved: &[(Slot, Lanes<u64>)], mask: u32) {
     for (slot, lanes) in saved {
-        regs.set_widest(*slot, lanes, mask);
+        regs.set_any(*slot, lanes, mask);
     }
-}
-
-/// Resolves an indirect call: the first lane's function, and all lanes that call the same one. Its parameters must match the
-/// prototype.
-pub(super) fn resolve(
-    regs: &Registers,
-    slot: Slot,
-    prototype: Option<&Prototype>,
-    mask: u32,
-    code: &DecodedModule,
-) -> Result<(u32, u32), Box<Fault>> {
-    let lanes = regs.get::<u64>(slot);
-    let first = mask.trailing_zeros() as usize & 31;
-    let same = (0..32).filter(|&lane| lanes[lane] == lanes[first]).fold(0, |m, lane| m | 1 << lane) & mask;
-    let found = lanes[first].checked_sub(FUNCTION_ADDRESS).and_then(|index| {
-        let function = code.functions.get(usize::try_from(index).ok()?)?;
-        // Accept only functions whose address is taken: an arbitrary number must not resolve to a function.
-        function.address_taken.then_some((index as u32, function))
-    });
-    let Some((index, function)) = found else {
-        let text = format!("a call of {:#x}, which is not the address of a function of this module", lanes[first]);
-        return Err(Fault::new(FaultKind::InvalidValue(text), first));
-    };
-    if prototype.is_some_and(|prototype| !prototype.fits(function)) {
-        let text = format!("a call of {} through a prototype with other parameters", function.name);
-        return Err(Fault::new(FaultKind::InvalidValue(text), first));
-    }
-    Ok((index, same))
 }

@@ -1,7 +1,7 @@
 //! Execution of a grid: distributes its blocks over worker threads.
 //!
 //! A worker takes a new block when all its blocks have ended, or when one has run for so long that it may be waiting for
-//! another block. In a cooperative launch the workers take all blocks at the start.
+//! another block.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::exec_context::{MemoryCounts, Registers};
 
 /// Time slice: warp instructions that a block may run before the worker's next block gets a turn.
 const TURN: u64 = 1 << 22;
-/// Maximum blocks that a worker keeps in execution, unless the launch is cooperative.
+/// Maximum blocks that a worker keeps in execution.
 const HELD: usize = 32;
 
 /// State that the workers share.
@@ -59,11 +59,10 @@ pub fn run_grid(launch: &Launch, view: &Arc<MemorySnapshot>, machine: &ExecutorC
     };
     let workers = machine.threads.clamp(1, usize::try_from(blocks).unwrap_or(usize::MAX).max(1));
     std::thread::scope(|scope| {
-        for number in 1..workers {
-            let grid = &grid;
-            scope.spawn(move || grid.work(number as u64, workers as u64));
+        for _ in 1..workers {
+            scope.spawn(|| grid.work());
         }
-        grid.work(0, workers as u64);
+        grid.work();
     });
     let footprint = grid.footprint.as_ref().map(|f| [f.read_bytes(), f.written_bytes()]);
     let moved = grid.footprint.as_ref().map(|f| f.moved_bytes(launch.device)).unwrap_or_default();
@@ -82,20 +81,14 @@ pub fn run_grid(launch: &Launch, view: &Arc<MemorySnapshot>, machine: &ExecutorC
 
 impl Grid<'_> {
     /// One worker: runs blocks until none are left.
-    fn work(&self, number: u64, workers: u64) {
+    fn work(&self) {
         let mut worker = Worker::new(self.launch, self.view, self.machine, self.footprint.clone());
         let mut profile = Profile::new(&self.launch.code);
         let mut held: VecDeque<Block> = VecDeque::new();
         let mut spare: Vec<Block> = Vec::new();
-        if self.launch.cooperative {
-            for index in (number..self.blocks).step_by(workers as usize) {
-                held.push_back(self.start(index, &mut spare));
-            }
-        }
         let mut warnings = Vec::new();
         loop {
-            let more = !self.launch.cooperative && held.len() < HELD;
-            let block = if more { self.take(&mut spare) } else { None };
+            let block = if held.len() < HELD { self.take(&mut spare) } else { None };
             let Some(mut block) = block.or_else(|| held.pop_front()) else { break };
             if self.is_over(&block) {
                 continue;
@@ -121,10 +114,9 @@ impl Grid<'_> {
     }
 
     /// Whether a block need not continue because another one failed. Blocks with a lower index continue, since their fault
-    /// would be reported first. Blocks of a cooperative launch wait for each other, so all of them stop.
+    /// would be reported first.
     fn is_over(&self, block: &Block) -> bool {
-        let failed = self.failed.load(Ordering::Relaxed);
-        block.index > failed || self.launch.cooperative && failed != u64::MAX
+        block.index > self.failed.load(Ordering::Relaxed)
     }
 
     /// Takes and starts the next block of the grid.

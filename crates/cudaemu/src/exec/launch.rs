@@ -1,6 +1,5 @@
 //! Kernel launches: input and result of the executor.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::bytecode::{DecodedModule, Function};
@@ -26,15 +25,10 @@ pub struct Launch {
     pub params: Arc<[u8]>,
     /// Device addresses of [`DecodedModule::globals`].
     pub globals: Arc<[u64]>,
-    /// Cooperative launch: all blocks are resident at once, so that they can wait for each other.
-    pub cooperative: bool,
     /// Ordinal of its device.
     pub device: u32,
     /// Devices whose memory it may access, its own included, as a bit mask.
     pub peers: u64,
-    /// Address of eight bytes, initially zero, through which the blocks of cooperative launches synchronise; 0 for none. CUDA's
-    /// cooperative groups library reads the address from `%envreg1` (upper half) and `%envreg2`.
-    pub workspace: u64,
     /// `%gridid`: number of the launch in its context.
     pub id: u64,
 }
@@ -71,11 +65,8 @@ impl Launch {
     }
 }
 
-/// Receives the output of the device's printf.
-pub type PrintSink = Arc<dyn Fn(&str) + Send + Sync>;
-
 /// Configuration of the executor.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ExecutorConfig {
     /// Number of multiprocessors of the device: `%nsmid`.
     pub sms: u32,
@@ -91,14 +82,6 @@ pub struct ExecutorConfig {
     pub counting: bool,
     /// Whether to count distinct bytes touched (costs a bitmap per allocation).
     pub footprint: bool,
-    /// Receives the output of printf.
-    pub print: PrintSink,
-}
-
-impl fmt::Debug for ExecutorConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine").field("sms", &self.sms).field("threads", &self.threads).finish_non_exhaustive()
-    }
 }
 
 /// Result of a launch.

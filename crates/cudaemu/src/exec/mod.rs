@@ -11,7 +11,6 @@ mod calls;
 mod divergence;
 mod grid;
 mod launch;
-mod printf;
 mod warp;
 mod worker;
 
@@ -19,6 +18,6 @@ mod worker;
 mod tests;
 
 pub use grid::run_grid;
-pub use launch::{ExecutorConfig, Launch, LaunchOutcome, PrintSink, Profile};
+pub use launch::{ExecutorConfig, Launch, LaunchOutcome, Profile};
 
 use worker::Worker;

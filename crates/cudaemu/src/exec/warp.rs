@@ -195,25 +195,6 @@ impl LaneGroups {
                 self.groups[taken].pc = *target;
                 Ok(false)
             }
-            Control::BranchIndexed(targets) => {
-                let indices = cx.regs.get::<u32>(inst.args.s[0]);
-                let mut left = mask;
-                while left != 0 {
-                    let lane = left.trailing_zeros() as usize;
-                    let same = (0..32).filter(|&l| indices[l] == indices[lane]).fold(0, |m, l| m | 1 << l) & left;
-                    let Some(&target) = targets.get(indices[lane] as usize) else {
-                        let text = format!("brx.idx with index {} of {} targets", indices[lane], targets.len());
-                        return Err(Fault::new(FaultKind::InvalidValue(text), lane));
-                    };
-                    let taken = self.split(at, same);
-                    self.groups[taken].pc = target;
-                    left &= !same;
-                }
-                if mask != active {
-                    self.groups[at].pc = pc + 1;
-                }
-                Ok(false)
-            }
             Control::Call(site) => self.call(at, site, mask, cx, around),
             Control::Return if self.groups[at].stack.is_some() => {
                 if mask != active {
@@ -274,27 +255,16 @@ impl LaneGroups {
         &mut self,
         at: usize,
         site: &CallSite,
-        mut mask: u32,
+        mask: u32,
         cx: &mut ExecContext<'_>,
         around: &mut BlockContext<'_>,
     ) -> Result<bool, Box<Fault>> {
-        let (active, wanted) = (self.groups[at].mask, mask);
-        let callee = match &site.callee {
-            Callee::Function(index) => *index,
-            Callee::Indirect(slot) => {
-                // One callee at a time: the other lanes execute this call instruction again.
-                let (index, same) = calls::resolve(cx.regs, *slot, site.prototype.as_ref(), mask, around.code)?;
-                mask = same;
-                index
-            }
-            builtin => {
-                builtins::call(builtin, site, self.groups[at].frame, mask, cx)?;
-                self.groups[at].pc += 1;
-                return Ok(true);
-            }
+        let callee = match site.callee {
+            Callee::Function(index) => index,
+            Callee::AssertFail => return Err(builtins::assertion(site, self.groups[at].frame, mask, cx)?),
         };
         let called = self.split(at, mask);
-        if called != at && active & !mask & wanted == 0 {
+        if called != at {
             self.groups[at].pc += 1;
         }
         let group = &mut self.groups[called];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::fault::Fault;
 use crate::mem::{Footprint, MemorySnapshot};
 
-use super::launch::{ExecutorConfig, Launch, PrintSink};
+use super::launch::{ExecutorConfig, Launch};
 use crate::exec_context::{AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
 
 /// Maximum warnings that a worker keeps per launch: a kernel with one mistake usually repeats it in every thread.
@@ -28,18 +28,12 @@ pub(super) struct Worker {
 }
 
 /// The worker's diagnostic sink.
+#[derive(Debug)]
 struct WorkerSink {
     report_only: bool,
     warnings: Vec<Warning>,
     /// Number of warnings of this launch so far.
     count: u64,
-    print: PrintSink,
-}
-
-impl std::fmt::Debug for WorkerSink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkerSink").field("warnings", &self.warnings).finish_non_exhaustive()
-    }
 }
 
 impl DiagnosticSink for WorkerSink {
@@ -52,10 +46,6 @@ impl DiagnosticSink for WorkerSink {
             self.warnings.push(Warning { fault, warp, line });
         }
         Ok(())
-    }
-
-    fn print(&mut self, text: &str) {
-        (self.print)(text);
     }
 }
 
@@ -81,12 +71,7 @@ impl Worker {
         Self {
             global: Global::new(view.clone(), launch.device, launch.peers, counting, footprint),
             counts: MemoryCounts::default(),
-            sink: WorkerSink {
-                report_only: machine.report_only,
-                warnings: Vec::new(),
-                count: 0,
-                print: machine.print.clone(),
-            },
+            sink: WorkerSink { report_only: machine.report_only, warnings: Vec::new(), count: 0 },
         }
     }
 

@@ -19,8 +19,6 @@ impl DiagnosticSink for FaultLog {
         self.faults.push((*fault).clone());
         if self.continue_after_fault { Ok(()) } else { Err(fault) }
     }
-
-    fn print(&mut self, _: &str) {}
 }
 
 /// The memories and registers of a block, from which [`Fixture::context`] builds execution contexts.

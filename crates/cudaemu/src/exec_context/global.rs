@@ -40,10 +40,8 @@ struct Recent {
 #[derive(Clone, Copy)]
 struct CheckedRange<'a> {
     physical: &'a PhysicalMemory,
-    /// Offset in the physical memory.
-    at: u64,
     /// Offset in the allocation, and the allocation's index.
-    in_allocation: u64,
+    at: u64,
     index: usize,
     allocation_bytes: u64,
 }
@@ -52,8 +50,6 @@ struct CheckedRange<'a> {
 #[derive(Clone, Copy)]
 struct SharedAllocation<'a> {
     physical: &'a PhysicalMemory,
-    /// Offset in the physical memory minus the address, in wrapping arithmetic.
-    shift: u64,
     /// The allocation's first address, and its index.
     start: u64,
     index: usize,
@@ -133,8 +129,7 @@ impl Global {
                 }
                 let physical = allocation.physical();
                 let allocation_bytes = recent.bytes;
-                let (at, in_allocation) = (at + allocation.offset(), at);
-                return Some(CheckedRange { physical, at, in_allocation, index: recent.index, allocation_bytes });
+                return Some(CheckedRange { physical, at, index: recent.index, allocation_bytes });
             }
         }
         None
@@ -173,7 +168,7 @@ impl Global {
     fn together<const N: usize>(&mut self, at: &Addresses, mask: u32, write: bool) -> Option<SharedAllocation<'_>> {
         let first = at[mask.trailing_zeros() as usize & 31];
         let place = self.place(first, N as u64, write).ok()?;
-        let start = first - place.in_allocation;
+        let start = first - place.at;
         let last = place.allocation_bytes - N as u64;
         let mut wrong = 0;
         let mut different = 0;
@@ -184,10 +179,8 @@ impl Global {
             wrong |= u64::from(inside > last) | address & (N as u64 - 1);
             different |= address ^ first;
         }
-        let shift = (place.at - place.in_allocation).wrapping_sub(start);
         (wrong == 0).then_some(SharedAllocation {
             physical: place.physical,
-            shift,
             start,
             index: place.index,
             same: different == 0,
@@ -248,25 +241,24 @@ impl Global {
                 && place.physical.is_written(place.at, run)
             {
                 place.physical.backing().read(place.at as usize, out.as_flattened_mut());
-                let (index, offset) = (place.index, place.in_allocation);
+                let (index, offset) = (place.index, place.at);
                 self.touch(index, offset, run, false);
                 self.count_run::<N>(at[0], false, env);
                 return Ok(out);
             }
         }
         if let Some(all) = self.together::<N>(at, mask, false) {
-            let (physical, shift) = (all.physical, all.shift);
-            let written = |lane: usize| physical.is_written(at[lane].wrapping_add(shift), N as u64);
-            let load = |lane: usize| physical.backing().load(at[lane].wrapping_add(shift) as usize);
+            let SharedAllocation { physical, start, index, same } = all;
+            let written = |lane: usize| physical.is_written(at[lane] - start, N as u64);
+            let load = |lane: usize| physical.backing().load((at[lane] - start) as usize);
             let first = mask.trailing_zeros() as usize & 31;
-            let known = physical.is_full() || if all.same { written(first) } else { lanes(mask).all(written) };
+            let known = physical.is_full() || if same { written(first) } else { lanes(mask).all(written) };
             if known {
-                if all.same {
+                if same {
                     out = [load(first); LANES];
                 } else {
                     lanes(mask).for_each(|lane| out[lane] = load(lane));
                 }
-                let (index, start) = (all.index, all.start);
                 self.touch_lanes::<N>(index, start, at, mask, false);
                 self.count::<N>(at, mask, false, env);
                 return Ok(out);
@@ -280,7 +272,7 @@ impl Global {
                 env.report(Fault::access(FaultKind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }
-            let (index, offset) = (place.index, place.in_allocation);
+            let (index, offset) = (place.index, place.at);
             self.touch(index, offset, N as u64, false);
         }
         self.count::<N>(at, mask, false, env);
@@ -302,14 +294,14 @@ impl Global {
         {
             place.physical.backing().write(place.at as usize, values.as_flattened());
             place.physical.mark_written(place.at, run);
-            let (index, offset) = (place.index, place.in_allocation);
+            let (index, offset) = (place.index, place.at);
             self.touch(index, offset, run, true);
             self.count_run::<N>(at[0], true, env);
             return Ok(());
         }
         if let Some(all) = self.together::<N>(at, mask, true) {
             for lane in lanes(mask) {
-                let place = at[lane].wrapping_add(all.shift);
+                let place = at[lane] - all.start;
                 all.physical.backing().store(place as usize, values[lane]);
                 all.physical.mark_written(place, N as u64);
             }
@@ -322,7 +314,7 @@ impl Global {
             let place = self.lane::<N>(at[lane], lane, true)?;
             place.physical.backing().store(place.at as usize, values[lane]);
             place.physical.mark_written(place.at, N as u64);
-            let (index, offset) = (place.index, place.in_allocation);
+            let (index, offset) = (place.index, place.at);
             self.touch(index, offset, N as u64, true);
         }
         self.count::<N>(at, mask, true, env);
@@ -349,7 +341,7 @@ impl Global {
             }
             out[lane] = old;
             place.physical.mark_written(place.at, N as u64);
-            let (index, offset) = (place.index, place.in_allocation);
+            let (index, offset) = (place.index, place.at);
             self.touch(index, offset, N as u64, false);
             self.touch(index, offset, N as u64, true);
         }
@@ -368,7 +360,7 @@ impl Global {
     pub(super) fn read_source(&mut self, address: u64, out: &mut [u8]) -> Result<(), FaultKind> {
         let place = self.place(address, out.len() as u64, false)?;
         place.physical.backing().read(place.at as usize, out);
-        let (index, offset) = (place.index, place.in_allocation);
+        let (index, offset) = (place.index, place.at);
         self.touch(index, offset, out.len() as u64, false);
         Ok(())
     }

@@ -37,14 +37,11 @@ use std::fmt;
 use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 use crate::operands::{Args, Base};
 
-/// Receives the faults that only the checker detects, and the output of printf.
+/// Receives the faults that only the checker detects.
 pub trait DiagnosticSink: fmt::Debug {
     /// Reports a fault that hardware would not notice, with its warp and PTX line. `Err` stops the kernel with the fault; `Ok`
     /// has recorded it and continues.
     fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>>;
-
-    /// Receives a piece of printf output, which need not end at a line.
-    fn print(&mut self, text: &str);
 }
 
 /// The context of one instruction of one warp. Its fields are public because the executor builds it from parts that it owns.
@@ -70,7 +67,7 @@ pub struct ExecContext<'a> {
     pub frame: u32,
     /// Traffic counters.
     pub counts: &'a mut MemoryCounts,
-    /// Receives reports and printf output.
+    /// Receives reports.
     pub console: &'a mut dyn DiagnosticSink,
     /// Index of the warp in its block.
     pub warp: u32,
@@ -322,11 +319,6 @@ impl ExecContext<'_> {
     /// `%clock64`: instructions executed by this warp.
     pub fn clock(&self) -> u64 {
         self.clock
-    }
-
-    /// Appends to the device's printf output, in the order in which warps execute.
-    pub fn print(&mut self, text: &str) {
-        self.console.print(text);
     }
 
     /// Reports a fault that only the checker detects (uninitialised reads, races, …): an error, or a line on stderr and `Ok` in

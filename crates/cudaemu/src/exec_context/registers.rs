@@ -26,8 +26,6 @@ pub struct Registers {
     r16: Vec<Lanes<u16>>,
     r32: Vec<Lanes<u32>>,
     r64: Vec<Lanes<u64>>,
-    r128: Vec<Lanes<u128>>,
-    carry: u32,
 }
 
 /// A scalar type that a register class holds, so that handlers work on values instead of bits.
@@ -68,7 +66,6 @@ lane! {
     r16, u16: u16, |v| v, |v| v; i16, |v| v as i16, |v| v as u16
     r32, u32: u32, |v| v, |v| v; i32, |v| v as i32, |v| v as u32; f32, f32::from_bits, f32::to_bits
     r64, u64: u64, |v| v, |v| v; i64, |v| v as i64, |v| v as u64; f64, f64::from_bits, f64::to_bits
-    r128, u128: u128, |v| v, |v| v
 }
 
 impl Registers {
@@ -80,8 +77,6 @@ impl Registers {
             r16: vec![[0xbeef; LANES]; counts.b16],
             r32: vec![[0xdead_beef; LANES]; counts.b32],
             r64: vec![[0xdead_beef_dead_beef; LANES]; counts.b64],
-            r128: vec![[0; LANES]; counts.b128],
-            carry: 0,
         }
     }
 
@@ -99,18 +94,6 @@ impl Registers {
             let target = &mut self.preds[slot.index()];
             *target = *target & !mask | value & mask;
         }
-    }
-
-    /// Reads the carry flag `CC.CF` of each lane (PTX ISA, "Extended-Precision Integer Arithmetic Instructions").
-    #[inline]
-    pub fn carry(&self) -> u32 {
-        self.carry
-    }
-
-    /// Writes the lanes in `mask` of the carry flag.
-    #[inline]
-    pub fn set_carry(&mut self, value: u32, mask: u32) {
-        self.carry = self.carry & !mask | value & mask;
     }
 
     /// Reads all lanes of a register.
@@ -137,11 +120,10 @@ impl Registers {
             Class::B16 => each(&self.get::<u16>(slot), u64::from),
             Class::B32 => each(&self.get::<u32>(slot), u64::from),
             Class::B64 => self.get(slot),
-            Class::B128 => each(&self.get::<u128>(slot), |v| v as u64),
         }
     }
 
-    /// Writes 64-bit lanes to a register of any class, truncated to its width (B128: zero-extended).
+    /// Writes 64-bit lanes to a register of any class, truncated to its width.
     pub fn set_any(&mut self, slot: Slot, values: &Lanes<u64>, mask: u32) {
         if slot.is_none() {
             return;
@@ -154,23 +136,6 @@ impl Registers {
             Class::B16 => self.set(slot, &each(values, |v| v as u16), mask),
             Class::B32 => self.set(slot, &each(values, |v| v as u32), mask),
             Class::B64 => self.set(slot, values, mask),
-            Class::B128 => self.set(slot, &each(values, u128::from), mask),
-        }
-    }
-
-    /// Reads a register of any class as 128-bit lanes, zero-extended.
-    pub fn get_widest(&self, slot: Slot) -> Lanes<u128> {
-        match slot.class() {
-            Class::B128 => self.get(slot),
-            _ => each(&self.get_any(slot), u128::from),
-        }
-    }
-
-    /// Writes 128-bit lanes to a register of any class, truncated to its width.
-    pub fn set_widest(&mut self, slot: Slot, values: &Lanes<u128>, mask: u32) {
-        match slot.class() {
-            Class::B128 => self.set(slot, values, mask),
-            _ => self.set_any(slot, &each(values, |v| v as u64), mask),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
 use crate::bytecode::{Action, ComputeFn};
 use crate::exec_context::{LANES, Lane, Lanes, Registers};
-use crate::numeric::bits::{self, PrmtMode};
+use crate::numeric::bits;
 use crate::operands::Args;
 
 pub(crate) fn family() -> Family {
@@ -29,7 +29,6 @@ fn counts(rows: &mut Vec<Row>) {
     map!(rows, Integer, "bfind.shiftamt.s32", s32 => u32, |x| bits::bfind_s32(x, true));
     map!(rows, Integer, "bfind.shiftamt.u64", u64 => u32, |x| bits::bfind_u64(x, true));
     map!(rows, Integer, "bfind.shiftamt.s64", s64 => u32, |x| bits::bfind_s64(x, true));
-    map!(rows, Integer, "fns.b32", b32, b32, s32 => b32, bits::fns);
 }
 
 fn fields(rows: &mut Vec<Row>) {
@@ -39,12 +38,6 @@ fn fields(rows: &mut Vec<Row>) {
     map!(rows, Integer, "bfe.s64", u64, u32, u32 => u64, bits::bfe_s64);
     insert(rows, "bfi.b32", Value::B32, kernel!(|r, a, m| bfi(r, a, m, bits::bfi_b32)));
     insert(rows, "bfi.b64", Value::B64, kernel!(|r, a, m| bfi(r, a, m, bits::bfi_b64)));
-    map!(rows, Integer, "szext.clamp.u32", u32, u32 => u32, |x, n| bits::szext(x, n, false, false));
-    map!(rows, Integer, "szext.wrap.u32", u32, u32 => u32, |x, n| bits::szext(x, n, false, true));
-    map!(rows, Integer, "szext.clamp.s32", u32, u32 => u32, |x, n| bits::szext(x, n, true, false));
-    map!(rows, Integer, "szext.wrap.s32", u32, u32 => u32, |x, n| bits::szext(x, n, true, true));
-    map!(rows, Integer, "bmsk.clamp.b32", u32, u32 => u32, |x, n| bits::bmsk(x, n, false));
-    map!(rows, Integer, "bmsk.wrap.b32", u32, u32 => u32, |x, n| bits::bmsk(x, n, true));
 }
 
 fn insert(rows: &mut Vec<Row>, name: &str, value: Value, action: ComputeFn) {
@@ -65,21 +58,15 @@ fn permutations(rows: &mut Vec<Row>) {
     let value = Operand::In(Value::B32);
     let operands = [Operand::Out(Value::B32), value, value, value];
     rows.push(row("prmt.b32", &operands, Category::Integer, 0, Action::Compute(kernel!(|r, a, m| permute(r, a, m)))));
-    map!(rows, Integer, "prmt.b32.f4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::F4e));
-    map!(rows, Integer, "prmt.b32.b4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::B4e));
-    map!(rows, Integer, "prmt.b32.rc8", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc8));
-    map!(rows, Integer, "prmt.b32.ecl", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Ecl));
-    map!(rows, Integer, "prmt.b32.ecr", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Ecr));
-    map!(rows, Integer, "prmt.b32.rc16", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc16));
 }
 
-/// `prmt` in index mode. The selectors are usually an immediate: then each result byte is the same shift in all lanes.
+/// `prmt`. The selectors are usually an immediate: then each result byte is the same shift in all lanes.
 #[inline(always)]
 fn permute(r: &mut Registers, a: &Args, mask: u32) {
     let (x, y) = (r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2]));
     let selectors = r.get::<u32>(a.s[3]);
     let Some(selectors) = uniform(&selectors) else {
-        return r.map3(a, mask, |x, y, c| bits::prmt(x, y, c, PrmtMode::Index));
+        return r.map3(a, mask, bits::prmt);
     };
     let mut result = [0u32; LANES];
     for byte in 0..4 {

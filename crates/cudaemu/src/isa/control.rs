@@ -1,6 +1,6 @@
 //! Control flow: branches, calls, barriers, exits (PTX ISA, "Control Flow Instructions", "Parallel Synchronization and
 //! Communication Instructions"). The warp's interpreter loop in `exec`
-//! executes them; this file has their rows, and the handlers of `trap` and `brkpt`.
+//! executes them; this file has their rows, and the handler of `trap`.
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
 use crate::bytecode::{Action, Barrier, BarrierKind, Control};
@@ -9,18 +9,10 @@ use crate::fault::{Fault, FaultKind};
 use crate::operands::Args;
 
 fn trap(_: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    stop("the kernel executed a trap", mask)
-}
-
-fn breakpoint(_: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    stop("the kernel reached a breakpoint, and there is no debugger", mask)
-}
-
-fn stop(text: &str, mask: u32) -> Result<(), Box<Fault>> {
-    if mask == 0 {
-        return Ok(());
+    match mask {
+        0 => Ok(()),
+        _ => Err(Fault::new(FaultKind::Trap("the kernel executed a trap".into()), mask.trailing_zeros() as usize)),
     }
-    Err(Fault::new(FaultKind::Trap(text.into()), mask.trailing_zeros() as usize))
 }
 
 fn nothing(_: &mut Registers, _: &Args, _: u32) {}
@@ -85,21 +77,16 @@ pub(crate) fn family() -> Family {
     use Operand::{Imm, In, Label};
     let mut rows = vec![
         with_own_decoding("bra", &[Label], Decode::Branch),
-        with_own_decoding("brx.idx", &[In(Value::B32), Label], Decode::BranchIndexed),
         with_own_decoding("call", &[], Decode::Call),
         control("ret", &[], Category::Control, Control::Return),
         control("exit", &[], Category::Control, Control::Exit),
         control("nanosleep.u32", &[In(Value::B32)], Category::Control, Control::Yield),
         row("trap", &[], Category::Control, 0, Action::Access(trap)),
-        row("brkpt", &[], Category::Control, 0, Action::Access(breakpoint)),
     ];
     barriers(&mut rows);
-    // Without effect: there is no profiler, registers need not be reallocated, and dependent grids start only when the previous
-    // one has ended.
+    // Without effect: registers need not be reallocated, and dependent grids start only when the previous one has ended.
     for (name, operands) in [
-        ("pmevent", &[Imm][..]),
-        ("pmevent.mask", &[Imm]),
-        ("setmaxnreg.inc.sync.aligned.u32", &[Imm]),
+        ("setmaxnreg.inc.sync.aligned.u32", &[Imm][..]),
         ("setmaxnreg.dec.sync.aligned.u32", &[Imm]),
         ("griddepcontrol.launch_dependents", &[]),
         ("griddepcontrol.wait", &[]),
@@ -109,13 +96,6 @@ pub(crate) fn family() -> Family {
     Family {
         title: "Control flow and barriers",
         rows,
-        hints: vec![
-            ("bra", &["uni"]),
-            ("brx", &["uni"]),
-            ("call", &["uni"]),
-            ("ret", &["uni"]),
-            ("bar", &["cta"]),
-            ("barrier", &["cta"]),
-        ],
+        hints: vec![("bra", &["uni"]), ("call", &["uni"]), ("ret", &["uni"]), ("bar", &["cta"]), ("barrier", &["cta"])],
     }
 }

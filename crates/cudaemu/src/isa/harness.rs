@@ -7,10 +7,7 @@
 //! ```
 //!
 //! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value. Inputs are
-//! flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the last input of
-//! rows that read it (`addc`, `subc`, `madc`) and the last output of rows that write it (`.cc`). Scalar video instructions
-//! select parts of their registers (`.b0`, `.h1`, …). These selectors are packed into one immediate, the first input; see
-//! [`Operand::OutPart`].
+//! flattened in the order of the text, immediates and addresses included; outputs likewise.
 //!
 //! Inputs are assigned to the lanes in order, 32 at a time. For an instruction of a whole warp, each input is the value of one
 //! lane.
@@ -65,8 +62,6 @@ enum FlatOperand {
     InPred,
     Imm,
     Address,
-    CarryIn,
-    CarryOut,
 }
 
 impl Harness {
@@ -144,24 +139,21 @@ impl Harness {
         let pieces = self.flatten_operands(self.find_row(name));
         let class = |piece| match piece {
             FlatOperand::Out(class) => Some(class),
-            FlatOperand::CarryOut => Some(Class::Pred),
             _ => None,
         };
         pieces.into_iter().filter_map(class).collect()
     }
 
-    /// The inputs and outputs of a row, in the order of the text; the carry flag comes last.
+    /// The inputs and outputs of a row, in the order of the text.
     fn flatten_operands(&self, row: &Row) -> Vec<FlatOperand> {
         let wide = |value: Value| self.wide.unwrap_or(value.class());
         let several = |count: u8, piece: FlatOperand| vec![piece; usize::from(count)];
         let flat = |operand: &Operand| match *operand {
             Operand::Out(value) => vec![FlatOperand::Out(value.class())],
-            // The selectors of all operands are packed into one immediate.
-            Operand::OutPart(value) => vec![FlatOperand::Imm, FlatOperand::Out(value.class())],
             Operand::OutWide(value) => vec![FlatOperand::Out(wide(value))],
             Operand::OutPair(first, second) => vec![FlatOperand::Out(first.class()), FlatOperand::Out(second.class())],
             Operand::In(Value::Pred) | Operand::InPred | Operand::OptIn(Value::Pred) => vec![FlatOperand::InPred],
-            Operand::In(value) | Operand::OptIn(value) | Operand::InPart(value) => vec![FlatOperand::In(value.class())],
+            Operand::In(value) | Operand::OptIn(value) => vec![FlatOperand::In(value.class())],
             Operand::InWide(value) => vec![FlatOperand::In(wide(value))],
             Operand::OutVector(count, value) => several(count, FlatOperand::Out(value.class())),
             Operand::OutWideVector(count, value) => several(count, FlatOperand::Out(wide(value))),
@@ -172,14 +164,7 @@ impl Harness {
             Operand::SecondAddress => vec![FlatOperand::In(Class::B64), FlatOperand::Imm],
             Operand::Label => panic!("{}: control flow needs a warp", row.name),
         };
-        let mut pieces: Vec<FlatOperand> = row.operands.iter().flat_map(flat).collect();
-        if ["addc", "subc", "madc"].contains(&row.name.split('.').next().unwrap_or_default()) {
-            pieces.push(FlatOperand::CarryIn);
-        }
-        if row.name.split('.').any(|part| part == "cc") {
-            pieces.push(FlatOperand::CarryOut);
-        }
-        pieces
+        row.operands.iter().flat_map(flat).collect()
     }
 }
 
@@ -190,13 +175,12 @@ fn truncate(value: u128, class: Class) -> u128 {
         Class::B16 => value & 0xffff,
         Class::B32 => value & 0xffff_ffff,
         Class::B64 => value & u128::from(u64::MAX),
-        Class::B128 => value,
     }
 }
 
 /// The inputs that are part of the instruction, and so equal in all lanes: immediates and absent operands.
 fn instruction_constants(pieces: &[FlatOperand], inputs: &[i128]) -> Vec<Option<i128>> {
-    let sources = pieces.iter().filter(|piece| !matches!(piece, FlatOperand::Out(_) | FlatOperand::CarryOut));
+    let sources = pieces.iter().filter(|piece| !matches!(piece, FlatOperand::Out(_)));
     sources
         .zip(inputs)
         .map(|(&piece, &value)| (piece == FlatOperand::Imm || value == ABSENT).then_some(value))
@@ -205,7 +189,7 @@ fn instruction_constants(pieces: &[FlatOperand], inputs: &[i128]) -> Vec<Option<
 
 /// Allocates registers: the next reusable index of each class.
 #[derive(Default)]
-struct Allocator([usize; 5]);
+struct Allocator([usize; 4]);
 
 impl Allocator {
     fn allocate(&mut self, class: Class) -> Slot {
@@ -215,24 +199,20 @@ impl Allocator {
     }
 
     fn registers(&self) -> Registers {
-        let [pred, b16, b32, b64, b128] = self.0;
-        Registers::new(&RegisterCounts { pred, b16, b32, b64, b128 })
+        let [pred, b16, b32, b64] = self.0;
+        Registers::new(&RegisterCounts { pred, b16, b32, b64 })
     }
 }
 
 fn write(registers: &mut Registers, slot: Slot, values: &Lanes<u128>) {
     match slot.class() {
-        Class::B128 => registers.set(slot, values, u32::MAX),
         Class::Pred => registers.set_any(slot, &values.map(|v| v as u64 & 1), u32::MAX),
         _ => registers.set_any(slot, &values.map(|v| v as u64), u32::MAX),
     }
 }
 
 fn read(registers: &Registers, slot: Slot) -> Lanes<u128> {
-    match slot.class() {
-        Class::B128 => registers.get(slot),
-        _ => registers.get_any(slot).map(u128::from),
-    }
+    registers.get_any(slot).map(u128::from)
 }
 
 /// Executes the row in a variant. The masked variant runs it twice, with complementary masks, and merges the active lanes of
@@ -263,11 +243,10 @@ fn execute_masked(
     let (mut sources, mut imms) = (Vec::new(), 0);
     for (slot, &piece) in slots.iter_mut().zip(pieces) {
         let class = match piece {
-            FlatOperand::Out(_) | FlatOperand::CarryOut => continue,
+            FlatOperand::Out(_) => continue,
             FlatOperand::In(class) => class,
             FlatOperand::InPred => Class::Pred,
             FlatOperand::Imm | FlatOperand::Address => Class::B64,
-            FlatOperand::CarryIn => Class::Pred,
         };
         let input = sources.len();
         assert!(input < lanes[0].len(), "{}: {} inputs, which are too few", row.name, lanes[0].len());
@@ -280,8 +259,6 @@ fn execute_masked(
         sources.push(*slot);
     }
     assert_eq!(sources.len(), lanes[0].len(), "{}: number of inputs", row.name);
-    // The carry input got a slot only to keep the inputs in order: its value is written to the carry flag below.
-    let carry = pieces.contains(&FlatOperand::CarryIn).then(|| sources.pop().unwrap_or_default());
     let mut reusable: Vec<Slot> = sources.iter().copied().filter(|slot| !slot.is_none()).collect();
     let mut destinations = Vec::new();
     for (slot, &piece) in slots.iter_mut().zip(pieces) {
@@ -306,18 +283,13 @@ fn execute_masked(
         });
         write(&mut registers, slot, &values);
     }
-    if carry.is_some() {
-        let bits = |lane: usize| if mask >> lane & 1 != 0 { lanes[lane][sources.len()] as u32 } else { lane as u32 };
-        registers.set_carry((0..LANES).fold(0, |flags, lane| flags | (bits(lane) & 1) << lane), u32::MAX);
-    }
-    let carry_before = registers.carry();
     let before: Vec<Lanes<u128>> =
         destinations.iter().map(|&slot| if slot.is_none() { [0; LANES] } else { read(&registers, slot) }).collect();
 
     let mut operand_slots = Vec::new();
     for (&slot, &piece) in slots.iter().zip(pieces) {
         match piece {
-            FlatOperand::Imm | FlatOperand::CarryIn | FlatOperand::CarryOut => {}
+            FlatOperand::Imm => {}
             FlatOperand::Address => args.base = Base::Wide(slot),
             FlatOperand::InPred if variant == Variant::Negated && !slot.is_none() => operand_slots.push(slot.negate()),
             _ => operand_slots.push(slot),
@@ -356,18 +328,6 @@ fn execute_masked(
             assert_eq!(after[lane], before[lane], "{}: lane {lane} is masked off, but was written", row.name);
         }
         outputs.push(after);
-    }
-    let carry_after = registers.carry();
-    if pieces.contains(&FlatOperand::CarryOut) {
-        assert_eq!(
-            carry_after & !mask,
-            carry_before & !mask,
-            "{}: the carry flag of a lane that is masked off was written",
-            row.name
-        );
-        outputs.push(std::array::from_fn(|lane| u128::from(carry_after >> lane & 1)));
-    } else {
-        assert_eq!(carry_after, carry_before, "{}: the carry flag was written", row.name);
     }
     outputs
 }

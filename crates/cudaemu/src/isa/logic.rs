@@ -21,9 +21,6 @@ fn bitwise(rows: &mut Vec<Row>) {
     map_each!(rows, Integer, "or", [b16 b32 b64], (2) |x, y| x | y);
     map_each!(rows, Integer, "xor", [b16 b32 b64], (2) |x, y| x ^ y);
     map_each!(rows, Integer, "not", [b16 b32 b64], (1) |x| !x);
-    map!(rows, Integer, "cnot.b16", b16 => b16, |x| u16::from(x == 0));
-    map!(rows, Integer, "cnot.b32", b32 => b32, |x| u32::from(x == 0));
-    map!(rows, Integer, "cnot.b64", b64 => b64, |x| u64::from(x == 0));
 
     let binary = [Operand::Out(Value::Pred), Operand::InPred, Operand::InPred];
     let mut pred = |name: &str, operands: &[Operand], action: fn(&mut Registers, &Args, u32)| {
@@ -37,31 +34,18 @@ fn bitwise(rows: &mut Vec<Row>) {
 
 /// `lop3`: the truth table is the immediate `imm[0]`.
 fn lop3(rows: &mut Vec<Row>) {
-    let value = Value::B32;
-    let sources = [Operand::In(value), Operand::In(value), Operand::In(value), Operand::Imm];
-    let plain = [&[Operand::Out(value)], &sources[..]].concat();
-    rows.push(row(
-        "lop3.b32",
-        &plain,
-        Category::Integer,
-        0,
-        Action::Compute(kernel!(|r, a, m| {
-            let result = lop3_result(r, a, [1, 2, 3]);
-            r.set(a.s[0], &result, m);
-        })),
-    ));
-    let tested = [&[Operand::OutPair(value, Value::Pred)], &sources[..], &[Operand::InPred]].concat();
-    let mut test = |name: &str, action: fn(&mut Registers, &Args, u32)| {
-        rows.push(row(name, &tested, Category::Integer, 0, Action::Compute(action)));
-    };
-    test("lop3.or.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero | q)));
-    test("lop3.and.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero & q)));
+    let value = Operand::In(Value::B32);
+    let operands = [Operand::Out(Value::B32), value, value, value, Operand::Imm];
+    let action = kernel!(|r, a, m| {
+        let result = lop3_result(r, a);
+        r.set(a.s[0], &result, m);
+    });
+    rows.push(row("lop3.b32", &operands, Category::Integer, 0, Action::Compute(action)));
 }
 
 #[inline(always)]
-fn lop3_result(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
-    let [x, y, z] = sources;
-    let (x, y, z) = (r.get::<u32>(a.s[x]), r.get::<u32>(a.s[y]), r.get::<u32>(a.s[z]));
+fn lop3_result(r: &Registers, a: &Args) -> Lanes<u32> {
+    let (x, y, z) = (r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2]), r.get::<u32>(a.s[3]));
     // Evaluates the truth table as a tree of selections: by `z` between neighbouring entries, then by `y`, then by `x`. The
     // selections by `z` are between constants, so each selection costs two operations per lane.
     let entry = |index: u32| 0u32.wrapping_sub(a.imm[0] as u32 >> index & 1);
@@ -76,17 +60,6 @@ fn lop3_result(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
         result[lane] = choose(x[lane], choose(y[lane], leaf(3), leaf(2)), choose(y[lane], leaf(1), leaf(0)));
     }
     result
-}
-
-/// `d|p = (d != 0) op q`
-#[inline(always)]
-fn lop3_test(r: &mut Registers, a: &Args, mask: u32, combine: impl Fn(u32, u32) -> u32) {
-    let result = lop3_result(r, a, [2, 3, 4]);
-    let nonzero = (0..LANES).fold(0, |bits, lane| bits | u32::from(result[lane] != 0) << lane);
-    // `q`, the sixth operand, does not fit into `s`.
-    let q = a.all.get(5).map_or(0, |&slot| r.pred(slot));
-    r.set(a.s[0], &result, mask);
-    r.set_pred(a.s[1], combine(nonzero, q), mask);
 }
 
 /// Shift amounts are `.u32` for all types; an amount above the width counts as the width.

@@ -9,7 +9,6 @@ mod approx;
 mod async_copy;
 mod atomics;
 mod bits;
-mod carry;
 mod compare;
 mod compare_float;
 mod control;
@@ -31,8 +30,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod vector;
-mod video;
-mod video_scalar;
 
 pub use table::{InstructionTable, table};
 
@@ -48,7 +45,6 @@ pub enum Value {
     B16,
     B32,
     B64,
-    B128,
     F32,
     F64,
 }
@@ -61,7 +57,6 @@ impl Value {
             Self::B16 => Class::B16,
             Self::B32 | Self::F32 => Class::B32,
             Self::B64 | Self::F64 => Class::B64,
-            Self::B128 => Class::B128,
         }
     }
 }
@@ -79,12 +74,6 @@ pub enum Operand {
     In(Value),
     /// A source register of at least this width (st, cvt), or an immediate.
     InWide(Value),
-    /// A destination with an optional part, `d.b0` to `d.b3`, `d.h0` or `d.h1`, in video instructions. Parts are numbered 1 to
-    /// 6 in that order, the whole register is 0. `imm[0]` holds four bits for each operand of such a kind, starting with the
-    /// lowest.
-    OutPart(Value),
-    /// A source with an optional part; see [`Operand::OutPart`].
-    InPart(Value),
     /// A source predicate, which may be negated.
     InPred,
     /// An optional source (trailing operands only); if absent, its slot is [`crate::operands::Slot::NONE`].
@@ -117,9 +106,7 @@ pub enum Decode {
     Plain(Action),
     /// `bra`: one label.
     Branch,
-    /// `brx.idx`: an index register and a label of `.branchtargets`.
-    BranchIndexed,
-    /// `call`: results, function, arguments and prototype, in parentheses or absent.
+    /// `call`: results, function and arguments, in parentheses or absent.
     Call,
     /// `mov` of a register, immediate, special register, or address of a variable or function.
     Move(Value),

@@ -22,7 +22,6 @@ pub(crate) fn family() -> Family {
         ("u64", Value::B64),
         ("s64", Value::B64),
         ("f64", Value::F64),
-        ("b128", Value::B128),
     ] {
         let source = if value == Value::Pred { Operand::InPred } else { Operand::In(value) };
         let (name, operands) = (format!("mov.{ty}"), vec![Operand::Out(value), source]);
@@ -47,10 +46,6 @@ pub(crate) fn family() -> Family {
         [kernel!(|r, a, m| pack_b64(r, a, m)), kernel!(|r, a, m| unpack_b64(r, a, m))],
     );
     pack(&mut rows, "b64", Value::B64, 4, "b16", Value::B16, [pack4_b64, unpack4_b64]);
-    // 8-bit registers are the low halves of 16-bit ones.
-    pack(&mut rows, "b16", Value::B16, 2, "b8", Value::B16, [pack_b16, unpack_b16]);
-    pack(&mut rows, "b32", Value::B32, 4, "b8", Value::B16, [pack4_b32, unpack4_b32]);
-    pack(&mut rows, "b128", Value::B128, 2, "b64", Value::B64, [pack_b128, unpack_b128]);
     Family { title: "Moves", rows, hints: vec![] }
 }
 
@@ -61,7 +56,6 @@ pub(crate) fn copy(value: Value) -> Action {
         Value::B16 => kernel!(|r, a, m| r.map1(a, m, |x: u16| x)),
         Value::B32 | Value::F32 => kernel!(|r, a, m| r.map1(a, m, |x: u32| x)),
         Value::B64 | Value::F64 => kernel!(|r, a, m| r.map1(a, m, |x: u64| x)),
-        Value::B128 => |r, a, m| r.map1(a, m, |x: u128| x),
     })
 }
 
@@ -72,29 +66,6 @@ fn pack(rows: &mut Vec<Row>, ty: &str, whole: Value, n: u8, part_ty: &str, part:
     rows.push(row(format!("mov.{ty}.pack{n}.{part_ty}"), &operands, Category::Move, 0, pack));
     let operands = [Operand::OutVector(n, part), Operand::In(whole)];
     rows.push(row(format!("mov.{ty}.unpack{n}.{part_ty}"), &operands, Category::Move, 0, unpack));
-}
-
-fn pack_b16(r: &mut Registers, a: &Args, mask: u32) {
-    r.map2(a, mask, |low: u16, high: u16| low & 0xff | high << 8);
-}
-
-fn unpack_b16(r: &mut Registers, a: &Args, mask: u32) {
-    let x = r.get::<u16>(a.s[2]);
-    r.set(a.s[0], &x.map(|x| x & 0xff), mask);
-    r.set(a.s[1], &x.map(|x| x >> 8), mask);
-}
-
-fn pack4_b32(r: &mut Registers, a: &Args, mask: u32) {
-    let parts: [Lanes<u16>; 4] = std::array::from_fn(|part| r.get(a.s[1 + part]));
-    let byte = |lane: usize, part: usize| u32::from(parts[part][lane] & 0xff) << (8 * part);
-    r.set(a.s[0], &std::array::from_fn(|lane| (0..4).fold(0, |x, part| x | byte(lane, part))), mask);
-}
-
-fn unpack4_b32(r: &mut Registers, a: &Args, mask: u32) {
-    let x = r.get::<u32>(a.s[4]);
-    for part in 0..4 {
-        r.set(a.s[part], &x.map(|x| (x >> (8 * part)) as u16 & 0xff), mask);
-    }
 }
 
 #[inline(always)]
@@ -140,14 +111,4 @@ fn unpack4_b64(r: &mut Registers, a: &Args, mask: u32) {
     for part in 0..4 {
         r.set(a.s[part], &x.map(|x| (x >> (16 * part)) as u16), mask);
     }
-}
-
-fn pack_b128(r: &mut Registers, a: &Args, mask: u32) {
-    r.map2(a, mask, |low: u64, high: u64| u128::from(low) | u128::from(high) << 64);
-}
-
-fn unpack_b128(r: &mut Registers, a: &Args, mask: u32) {
-    let x = r.get::<u128>(a.s[2]);
-    r.set(a.s[0], &x.map(|x| x as u64), mask);
-    r.set(a.s[1], &x.map(|x| (x >> 64) as u64), mask);
 }

@@ -1,4 +1,4 @@
-//! Warp communication: `shfl`, `vote`, `match`, `redux`, `activemask`, `elect` (PTX ISA, "Data Movement and Conversion
+//! Warp communication: `shfl`, `vote`, `redux`, `activemask`, `elect` (PTX ISA, "Data Movement and Conversion
 //! Instructions: shfl.sync", "Parallel Synchronization and Communication Instructions").
 //!
 //! A `.sync` instruction has a mask of member lanes. The warp's interpreter loop gathers them first. The handlers report
@@ -10,9 +10,6 @@ use crate::exec_context::{ExecContext, LANES, Lanes};
 use crate::fault::{Fault, FaultKind};
 use crate::operands::{Args, Slot};
 
-/// Bit of a row's constant: no member mask; all lanes that execute it together are members. (Targets before sm_70.)
-const LEGACY: u32 = 8;
-
 /// The operands; a shuffle has more than fit into [`Args::s`].
 fn operands(args: &Args) -> &[Slot] {
     if args.all.is_empty() { &args.s } else { &args.all }
@@ -23,10 +20,7 @@ fn contains_lane(mask: u32, lane: usize) -> bool {
 }
 
 /// The group of each lane: the members of its mask that execute the instruction.
-fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lanes<u32>, Box<Fault>> {
-    if args.k & LEGACY != 0 {
-        return Ok([mask; LANES]);
-    }
+fn groups(cx: &mut ExecContext<'_>, members: Slot, mask: u32) -> Result<Lanes<u32>, Box<Fault>> {
     let members: Lanes<u32> = cx.regs.get(members);
     let live = cx.live;
     let first = members[mask.trailing_zeros() as usize & 31];
@@ -78,7 +72,7 @@ fn index(_: i32, b: i32, lowest: i32, highest: i32, segment: i32) -> (i32, bool)
 /// `d|p = a` of another lane. Operand c holds the clamp in bits 0–4 and the segment mask in bits 8–12.
 fn shuffle(cx: &mut ExecContext<'_>, args: &Args, mask: u32, source: Source) -> Result<(), Box<Fault>> {
     let slots = operands(args);
-    let groups = groups(cx, args, slots.get(5).copied().unwrap_or_default(), mask)?;
+    let groups = groups(cx, slots.get(5).copied().unwrap_or_default(), mask)?;
     let a = cx.regs.get::<u32>(slots[2]);
     let (b, c) = (cx.regs.get::<u32>(slots[3]), cx.regs.get::<u32>(slots[4]));
     let (mut result, mut in_range, mut absent) = (a, 0, None);
@@ -112,7 +106,7 @@ fn shuffle(cx: &mut ExecContext<'_>, args: &Args, mask: u32, source: Source) -> 
 
 /// Computes a predicate per lane from its group: `test` gets the group and the lanes of it whose source is true.
 fn vote(cx: &mut ExecContext<'_>, args: &Args, mask: u32, test: impl Fn(u32, u32) -> bool) -> Result<(), Box<Fault>> {
-    let groups = groups(cx, args, args.s[2], mask)?;
+    let groups = groups(cx, args.s[2], mask)?;
     let held = cx.regs.pred(args.s[1]);
     let result = (0..LANES).fold(0, |bits, lane| bits | u32::from(test(groups[lane], groups[lane] & held)) << lane);
     cx.regs.set_pred(args.s[0], result, mask);
@@ -120,34 +114,9 @@ fn vote(cx: &mut ExecContext<'_>, args: &Args, mask: u32, test: impl Fn(u32, u32
 }
 
 fn ballot(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    let groups = groups(cx, args, args.s[2], mask)?;
+    let groups = groups(cx, args.s[2], mask)?;
     let held = cx.regs.pred(args.s[1]);
     cx.regs.set(args.s[0], &groups.map(|group| group & held), mask);
-    Ok(())
-}
-
-/// Lanes of the group with the same value as `lane`.
-fn equals(values: &Lanes<u64>, lane: usize, group: u32) -> u32 {
-    (0..LANES)
-        .fold(0, |bits, other| bits | u32::from(contains_lane(group, other) && values[other] == values[lane]) << other)
-}
-
-fn match_any(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    let groups = groups(cx, args, args.s[2], mask)?;
-    let values = cx.regs.get_any(args.s[1]);
-    let result: Lanes<u32> = std::array::from_fn(|lane| equals(&values, lane, groups[lane]));
-    cx.regs.set(args.s[0], &result, mask);
-    Ok(())
-}
-
-fn match_all(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    let groups = groups(cx, args, args.s[3], mask)?;
-    let values = cx.regs.get_any(args.s[2]);
-    let same = |lane: usize| equals(&values, lane, groups[lane]) == groups[lane];
-    let result: Lanes<u32> = std::array::from_fn(|lane| if same(lane) { groups[lane] } else { 0 });
-    let all = (0..LANES).fold(0, |bits, lane| bits | u32::from(same(lane)) << lane);
-    cx.regs.set(args.s[0], &result, mask);
-    cx.regs.set_pred(args.s[1], all, mask);
     Ok(())
 }
 
@@ -158,7 +127,7 @@ fn reduce(
     mask: u32,
     combine: impl Fn(u32, u32) -> u32,
 ) -> Result<(), Box<Fault>> {
-    let groups = groups(cx, args, args.s[2], mask)?;
+    let groups = groups(cx, args.s[2], mask)?;
     let values = cx.regs.get::<u32>(args.s[1]);
     let of =
         |group: u32| (0..LANES).filter(|&lane| contains_lane(group, lane)).map(|lane| values[lane]).reduce(&combine);
@@ -174,7 +143,7 @@ fn active_mask(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), B
 
 /// `elect.sync`: the lowest member is the leader.
 fn elect(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    let groups = groups(cx, args, args.s[2], mask)?;
+    let groups = groups(cx, args.s[2], mask)?;
     let leader = groups.map(u32::trailing_zeros);
     let leads = (0..LANES).fold(0, |bits, lane| bits | u32::from(leader[lane] == lane as u32) << lane);
     cx.regs.set(args.s[0], &leader, mask);
@@ -186,8 +155,8 @@ pub(crate) fn family() -> Family {
     use Operand::{In, InPred, Out, OutPair};
     let mut rows: Vec<Row> = Vec::new();
     let word = In(Value::B32);
-    let mut add = |name: &str, operands: &[Operand], k: u32, action: AccessFn| {
-        rows.push(row(name, operands, Category::Shuffle, k, Action::Access(action)));
+    let mut add = |name: &str, operands: &[Operand], action: AccessFn| {
+        rows.push(row(name, operands, Category::Shuffle, 0, Action::Access(action)));
     };
 
     let shuffles: [(&str, AccessFn); 4] = [
@@ -198,8 +167,7 @@ pub(crate) fn family() -> Family {
     ];
     for (mode, action) in shuffles {
         let operands = [OutPair(Value::B32, Value::Pred), word, word, word, word];
-        add(&format!("shfl.sync.{mode}.b32"), &operands, 0, action);
-        add(&format!("shfl.{mode}.b32"), &operands[..4], LEGACY, action);
+        add(&format!("shfl.sync.{mode}.b32"), &operands, action);
     }
 
     let votes: [(&str, Value, AccessFn); 4] = [
@@ -209,20 +177,7 @@ pub(crate) fn family() -> Family {
         ("ballot.b32", Value::B32, ballot),
     ];
     for (mode, value, action) in votes {
-        let operands = [Out(value), InPred, word];
-        add(&format!("vote.sync.{mode}"), &operands, 0, action);
-        add(&format!("vote.{mode}"), &operands[..2], LEGACY, action);
-    }
-
-    for (ty, value) in [("b32", Value::B32), ("b64", Value::B64)] {
-        // The assembler accepts both orders.
-        for order in [["any", "sync"], ["sync", "any"]] {
-            add(&format!("match.{}.{ty}", order.join(".")), &[Out(Value::B32), In(value), word], 0, match_any);
-        }
-        for order in [["all", "sync"], ["sync", "all"]] {
-            let operands = [OutPair(Value::B32, Value::Pred), In(value), word];
-            add(&format!("match.{}.{ty}", order.join(".")), &operands, 0, match_all);
-        }
+        add(&format!("vote.sync.{mode}"), &[Out(value), InPred, word], action);
     }
 
     let reductions: [(&str, AccessFn); 9] = [
@@ -237,11 +192,11 @@ pub(crate) fn family() -> Family {
         ("xor.b32", |cx, a, m| reduce(cx, a, m, |x, y| x ^ y)),
     ];
     for (op, action) in reductions {
-        add(&format!("redux.sync.{op}"), &[Out(Value::B32), word, word], 0, action);
+        add(&format!("redux.sync.{op}"), &[Out(Value::B32), word, word], action);
     }
 
-    add("activemask.b32", &[Out(Value::B32)], 0, active_mask);
-    add("elect.sync", &[OutPair(Value::B32, Value::Pred), word], 0, elect);
+    add("activemask.b32", &[Out(Value::B32)], active_mask);
+    add("elect.sync", &[OutPair(Value::B32, Value::Pred), word], elect);
     Family { title: "Shuffles, votes and reductions of a warp", rows, hints: Vec::new() }
 }
 

@@ -5,18 +5,15 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 
 use super::{
-    Family, Row, approx, async_copy, atomics, bits, carry, compare, compare_float, control, convert, dot, float, half,
-    integer, logic, matrix, memory, mma, moves, shuffle, special, video, video_scalar,
+    Family, Row, approx, async_copy, atomics, bits, compare, compare_float, control, convert, dot, float, half,
+    integer, logic, matrix, memory, mma, moves, shuffle, special,
 };
 
 /// All families, in the order of the generated list.
 fn families() -> Vec<Family> {
     vec![
         integer::family(),
-        carry::family(),
         dot::family(),
-        video::family(),
-        video_scalar::family(),
         float::family(),
         half::family(),
         approx::family(),

@@ -14,23 +14,8 @@ pub enum AllocationKind {
     Constant,
     /// Pinned host memory that the emulator allocated, at its host address.
     PinnedHost,
-    /// Registered memory of the program, at its host address.
-    RegisteredHost,
     /// Memory that host and devices access at the same address.
     Managed,
-    /// A part of a reserved range with a mapped handle.
-    Mapped,
-}
-
-/// Access rights of a device to mapped memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessRights {
-    /// No access.
-    None,
-    /// Read-only.
-    Read,
-    /// Read and write.
-    ReadWrite,
 }
 
 /// An allocation: live, or freed and still referenced.
@@ -38,14 +23,9 @@ pub enum AccessRights {
 pub struct Allocation {
     pub(super) base: u64,
     pub(super) bytes: u64,
-    /// Offset of its first byte in `physical`.
-    pub(super) offset: u64,
     pub(super) physical: Arc<PhysicalMemory>,
     pub(super) kind: AllocationKind,
     pub(super) origin: &'static str,
-    /// For mapped memory: masks of the devices that may read, and that may write.
-    pub(super) readers: u64,
-    pub(super) writers: u64,
     pub(super) freed: AtomicBool,
 }
 
@@ -89,12 +69,6 @@ impl Allocation {
         &self.physical
     }
 
-    /// Offset of its first byte in [`Allocation::physical`].
-    #[inline(always)]
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
     /// Whether it was freed. A holder of a reference can still read it, but should not.
     #[inline(always)]
     pub fn is_freed(&self) -> bool {
@@ -104,10 +78,9 @@ impl Allocation {
     /// Whether a kernel on `device` may read or write it, given the mask `peers` of devices with enabled access.
     pub fn allows(&self, device: u32, peers: u64, write: bool) -> bool {
         match self.kind {
-            AllocationKind::PinnedHost | AllocationKind::RegisteredHost | AllocationKind::Managed => true,
+            AllocationKind::PinnedHost | AllocationKind::Managed => true,
             AllocationKind::Constant if write => false,
             AllocationKind::Device | AllocationKind::Constant => (peers | 1 << device) >> self.device() & 1 != 0,
-            AllocationKind::Mapped => (if write { self.writers } else { self.readers }) >> device & 1 != 0,
         }
     }
 

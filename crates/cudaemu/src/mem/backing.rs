@@ -3,9 +3,9 @@
 //! Several threads run the blocks of a kernel, and a faulty kernel may race on the bytes of its buffers. In Rust that must not
 //! be a data race, so the memory is never borrowed as bytes: every access is a relaxed atomic of 1, 2, 4 or 8 bytes, host
 //! copies included. A race may mix widths (one thread stores a word, another loads its lower half). This is sound in practice:
-//! the memory does not belong to Rust (it comes from `mmap` or from the program), no `&mut` to it exists, and on the supported
-//! targets each access is a single plain load or store. So a mixed race yields some mixture of the bytes, as on a GPU, and such
-//! bytes are only used as numbers.
+//! the memory does not belong to Rust (it comes from `mmap`), no `&mut` to it exists, and on the supported targets each
+//! access is a single plain load or store. So a mixed race yields some mixture of the bytes, as on a GPU, and such bytes are
+//! only used as numbers.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: mapped memory")]
 
 use std::io;
@@ -26,8 +26,8 @@ static WIDE: Mutex<()> = Mutex::new(());
 pub(crate) struct Backing {
     start: NonNull<u8>,
     bytes: usize,
-    /// Start and length of the mapping, to unmap on drop; `None` for the program's memory.
-    mapping: Option<(NonNull<u8>, usize)>,
+    /// Start and length of the mapping, to unmap on drop.
+    mapping: (NonNull<u8>, usize),
 }
 
 // SAFETY: no thread owns the memory, and every access to it is atomic.
@@ -81,7 +81,7 @@ impl Backing {
         // From here on, dropping the value unmaps the memory.
         // SAFETY: `FENCE` bytes into a mapping that is longer than that.
         let start = unsafe { mapped.add(FENCE) };
-        let backing = Self { start, bytes, mapping: Some((mapped, length)) };
+        let backing = Self { start, bytes, mapping: (mapped, length) };
         // SAFETY: the range is inside the new mapping, which no other code has a pointer to.
         let rc = unsafe { libc::mprotect(start.as_ptr().cast(), inner, libc::PROT_READ | libc::PROT_WRITE) };
         if rc != 0 {
@@ -89,15 +89,6 @@ impl Backing {
             return Err(Error::AddressSpace { what: "memory", bytes: bytes as u64, reason });
         }
         Ok(backing)
-    }
-
-    /// Memory of the program.
-    ///
-    /// # Safety
-    /// It must stay mapped, readable and writable until this is dropped, and must not be memory that Rust code borrows while a
-    /// kernel or copy may access it.
-    pub(crate) unsafe fn foreign(start: NonNull<u8>, bytes: usize) -> Self {
-        Self { start, bytes, mapping: None }
     }
 
     /// Its address in the host's address space.
@@ -110,7 +101,7 @@ impl Backing {
         self.bytes
     }
 
-    /// Pointer to `N` bytes at `at`; `None` if they are not aligned to `N` (foreign memory can start anywhere).
+    /// Pointer to `N` bytes at `at`; `None` if they are not aligned to `N`.
     #[inline(always)]
     fn place<const N: usize>(&self, at: usize) -> Option<*mut u8> {
         assert!(at <= self.bytes && self.bytes - at >= N, "{N} bytes at {at} of {}", self.bytes);
@@ -121,13 +112,9 @@ impl Backing {
 
     atomics!(atomic8: AtomicU8, 1; atomic16: AtomicU16, 2; atomic32: AtomicU32, 4; atomic64: AtomicU64, 8);
 
-    /// The eight-byte words of the memory, whose start must be aligned (mapped memory's is). Bytes after the last whole word
-    /// are left out.
+    /// The eight-byte words of the memory. Bytes after the last whole word are left out.
     #[inline(always)]
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        if self.mapping.is_none() {
-            return &[];
-        }
         // SAFETY: mapped memory is page-aligned, zeroed, at least this long, and only accessed atomically.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / 8) }
     }
@@ -262,9 +249,8 @@ fn number(bytes: &[u8]) -> u64 {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        if let Some((start, bytes)) = self.mapping {
-            unmap(start, bytes);
-        }
+        let (start, bytes) = self.mapping;
+        unmap(start, bytes);
     }
 }
 

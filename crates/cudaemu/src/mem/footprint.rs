@@ -33,7 +33,7 @@ pub struct MovedBytes {
     pub device: u64,
     /// Memory of other devices.
     pub peer: u64,
-    /// Pinned and registered host memory.
+    /// Pinned host memory.
     pub host: u64,
 }
 
@@ -75,12 +75,8 @@ impl Footprint {
         let mut moved = MovedBytes::default();
         for (allocation, touched) in self.maps(false).chain(self.maps(true)) {
             let place = match allocation.kind() {
-                AllocationKind::PinnedHost | AllocationKind::RegisteredHost => &mut moved.host,
-                AllocationKind::Device | AllocationKind::Constant | AllocationKind::Mapped
-                    if allocation.device() != device =>
-                {
-                    &mut moved.peer
-                }
+                AllocationKind::PinnedHost => &mut moved.host,
+                AllocationKind::Device | AllocationKind::Constant if allocation.device() != device => &mut moved.peer,
                 _ => &mut moved.device,
             };
             *place += touched.sector_bytes();
@@ -116,8 +112,7 @@ impl Touched {
         self.words().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// A word has the bits of two sectors, because allocations begin at a sector's boundary. (Registered host memory may not;
-    /// there the count is off by a sector.)
+    /// A word has the bits of two sectors, because allocations begin at a sector's boundary.
     fn sector_bytes(&self) -> u64 {
         self.words().map(|word| 32 * (u64::from(word as u32 != 0) + u64::from(word >> 32 != 0))).sum()
     }

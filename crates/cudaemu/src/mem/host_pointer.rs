@@ -17,17 +17,12 @@ impl HostMemory {
         Self(address)
     }
 
-    /// The memory `bytes` bytes further on; `None` on overflow.
-    pub fn offset(self, bytes: u64) -> Option<Self> {
-        self.0.checked_add(bytes).map(Self)
-    }
-
-    /// Reads bytes at an offset.
-    pub fn read(self, offset: u64, bytes: usize) -> Vec<u8> {
+    /// Reads the first bytes.
+    pub fn read(self, bytes: usize) -> Vec<u8> {
         let mut copied = Vec::<u8>::with_capacity(bytes);
-        let from = std::ptr::with_exposed_provenance::<u8>((self.0 + offset) as usize);
+        let from = std::ptr::with_exposed_provenance::<u8>(self.0 as usize);
         // SAFETY: the caller of the copying API function promises that the source is as long as the requested copy and stays
-        // valid until the copy is done; offset and count are within that. `copied` has room for the bytes.
+        // valid until the copy is done; the count is within that. `copied` has room for the bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), bytes);
             copied.set_len(bytes);
@@ -35,11 +30,11 @@ impl HostMemory {
         copied
     }
 
-    /// Writes bytes at an offset.
-    pub fn write(self, offset: u64, bytes: &[u8]) {
-        let to = std::ptr::with_exposed_provenance_mut::<u8>((self.0 + offset) as usize);
+    /// Writes the first bytes.
+    pub fn write(self, bytes: &[u8]) {
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(self.0 as usize);
         // SAFETY: the caller of the copying API function promises that the destination is as long as the requested copy, and
-        // that nothing else accesses it until the copy is done; offset and count are within that.
+        // that nothing else accesses it until the copy is done; the count is within that.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 }

@@ -10,13 +10,11 @@
 //! | module | content |
 //! |---|---|
 //! | `backing` | host memory that several threads may access at once; the reservation of addresses (unsafe) |
-//! | `registered_host` | registered memory of the program (unsafe) |
 //! | `host_pointer` | pageable memory of the program, as one side of a copy (unsafe) |
 //! | `bitmap` | one bit per byte |
 //! | `physical` | bytes and their written bits |
 //! | `allocation` | a range of device addresses that is backed by memory |
 //! | `space` | allocating and freeing |
-//! | `mapping` | address reservations and handles: virtual memory management |
 //! | `snapshot` | lookup of allocations, and copies between them |
 //! | `footprint` | the distinct bytes that a kernel touches |
 
@@ -26,18 +24,15 @@ mod bitmap;
 mod error;
 mod footprint;
 mod host_pointer;
-mod mapping;
 mod physical;
-mod registered_host;
 mod snapshot;
 mod space;
 
-pub use allocation::{AccessRights, Allocation, AllocationKind};
+pub use allocation::{Allocation, AllocationKind};
 pub use bitmap::Bitmap;
 pub use error::Error;
 pub use footprint::{Footprint, MovedBytes};
 pub use host_pointer::HostMemory;
-pub use mapping::GRANULARITY;
 pub use physical::PhysicalMemory;
 pub use snapshot::MemorySnapshot;
 pub use space::AddressSpace;

@@ -21,7 +21,7 @@ impl MemoryUsage {
     }
 }
 
-/// Memory of a device or the host, or of a virtual memory handle.
+/// Memory of a device or the host.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     backing: Backing,

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::space::FreedAllocations;
-use super::{Allocation, AllocationKind};
+use super::{Allocation, AllocationKind, PhysicalMemory};
 use crate::fault::FaultKind;
 
 /// An immutable list of the live allocations.
@@ -11,14 +11,6 @@ use crate::fault::FaultKind;
 pub struct MemorySnapshot {
     allocations: Vec<Arc<Allocation>>,
     graves: Arc<Mutex<FreedAllocations>>,
-}
-
-/// A part of a range that is in one allocation.
-struct Piece<'a> {
-    allocation: &'a Allocation,
-    /// Offset in the allocation's memory.
-    at: u64,
-    bytes: u64,
 }
 
 impl MemorySnapshot {
@@ -70,9 +62,6 @@ impl MemorySnapshot {
         let what = allocation.describe();
         Err(FaultKind::NotAccessible(match allocation.kind() {
             AllocationKind::Constant => format!("{what} is constant: kernels may not write it"),
-            AllocationKind::Mapped => {
-                format!("{what}: cuMemSetAccess gave device {device} no right to {} it", verb(write))
-            }
             _ => format!("{what}: device {device} has no peer access to device {} enabled", allocation.device()),
         }))
     }
@@ -106,99 +95,64 @@ impl MemorySnapshot {
         }
     }
 
-    /// Calls `f` for each part of a range, with the part's offset in the range. The range may span adjacent mappings, but no
-    /// other allocations.
-    fn pieces(&self, address: u64, bytes: u64, f: &mut dyn FnMut(Piece<'_>, u64)) -> Result<(), FaultKind> {
-        // The first pass checks the whole range, the second one acts on it.
-        for act in [false, true] {
-            let mut done = 0;
-            while done < bytes {
-                let here = address.checked_add(done).ok_or_else(|| self.explain_miss(address, bytes))?;
-                let allocation = self.find(here, 1)?;
-                let at = here - allocation.base();
-                let step = (bytes - done).min(allocation.bytes() - at);
-                if step < bytes - done && allocation.kind() != AllocationKind::Mapped {
-                    return Err(self.explain_miss(here, bytes - done));
-                }
-                if act {
-                    f(Piece { allocation, at: allocation.offset() + at, bytes: step }, done);
-                }
-                done += step;
-            }
+    /// The memory of the allocation that contains all of the bytes, and their offset in it; `None` if there are no bytes.
+    fn place(&self, address: u64, bytes: u64) -> Result<Option<(&PhysicalMemory, u64)>, FaultKind> {
+        if bytes == 0 {
+            return Ok(None);
         }
-        Ok(())
+        let allocation = self.find(address, bytes)?;
+        Ok(Some((allocation.physical(), address - allocation.base())))
     }
 
     /// Copies to the host.
     pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), FaultKind> {
-        self.pieces(address, out.len() as u64, &mut |piece, from| {
-            let out = &mut out[from as usize..(from + piece.bytes) as usize];
-            piece.allocation.physical().backing().read(piece.at as usize, out);
-        })
+        let Some((physical, at)) = self.place(address, out.len() as u64)? else { return Ok(()) };
+        physical.backing().read(at as usize, out);
+        Ok(())
     }
 
     /// Copies from the host.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), FaultKind> {
-        self.pieces(address, data.len() as u64, &mut |piece, from| {
-            let physical = piece.allocation.physical();
-            physical.backing().write(piece.at as usize, &data[from as usize..(from + piece.bytes) as usize]);
-            physical.mark_written(piece.at, piece.bytes);
-        })
+        let Some((physical, at)) = self.place(address, data.len() as u64)? else { return Ok(()) };
+        physical.backing().write(at as usize, data);
+        physical.mark_written(at, data.len() as u64);
+        Ok(())
     }
 
-    /// Repeats a pattern of 1, 2 or 4 bytes `count` times; the address must be a multiple of its size.
+    /// Repeats a pattern of 1 or 4 bytes `count` times; the address must be a multiple of its size.
     pub fn fill(&self, address: u64, pattern: &[u8], count: u64) -> Result<(), FaultKind> {
         let unit = pattern.len() as u64;
-        if !matches!(unit, 1 | 2 | 4) {
-            return Err(FaultKind::InvalidValue(format!("a pattern of {unit} bytes; 1, 2 or 4 are possible")));
+        if !matches!(unit, 1 | 4) {
+            return Err(FaultKind::InvalidValue(format!("a pattern of {unit} bytes; 1 or 4 are possible")));
         }
         if !address.is_multiple_of(unit) {
             return Err(FaultKind::Misaligned);
         }
         let bytes = count.checked_mul(unit).ok_or_else(|| self.explain_miss(address, u64::MAX))?;
+        let Some((physical, at)) = self.place(address, bytes)? else { return Ok(()) };
         let mut chunk = [0; 4096];
         for to in chunk.chunks_exact_mut(pattern.len()) {
             to.copy_from_slice(pattern);
         }
-        self.pieces(address, bytes, &mut |piece, _| {
-            let physical = piece.allocation.physical();
-            for done in (0..piece.bytes).step_by(chunk.len()) {
-                let step = (piece.bytes - done).min(chunk.len() as u64);
-                physical.backing().write((piece.at + done) as usize, &chunk[..step as usize]);
-            }
-            physical.mark_written(piece.at, piece.bytes);
-        })
+        for done in (0..bytes).step_by(chunk.len()) {
+            let step = (bytes - done).min(chunk.len() as u64);
+            physical.backing().write((at + done) as usize, &chunk[..step as usize]);
+        }
+        physical.mark_written(at, bytes);
+        Ok(())
     }
 
     /// Copies bytes and their written bits between devices or within one.
     pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), FaultKind> {
-        self.pieces(from, bytes, &mut |_, _| ())?;
-        let mut inner = Ok(());
-        self.pieces(to, bytes, &mut |target, done| {
-            let source = self.pieces(from + done, target.bytes, &mut |source, at| {
-                let memory = source.allocation.physical();
-                target.allocation.physical().copy_from(target.at + at, memory, source.at, source.bytes);
-            });
-            if inner.is_ok() {
-                inner = source;
-            }
-        })?;
-        inner
+        if let (Some((source, from)), Some((target, to))) = (self.place(from, bytes)?, self.place(to, bytes)?) {
+            target.copy_from(to, source, from, bytes);
+        }
+        Ok(())
     }
 
     /// The first unwritten address of a range.
     pub fn first_uninitialised(&self, address: u64, bytes: u64) -> Result<Option<u64>, FaultKind> {
-        let mut first = None;
-        self.pieces(address, bytes, &mut |piece, done| {
-            if first.is_none() {
-                let missing = piece.allocation.physical().first_unwritten(piece.at, piece.bytes);
-                first = missing.map(|at| address + done + (at - piece.at));
-            }
-        })?;
-        Ok(first)
+        let Some((physical, at)) = self.place(address, bytes)? else { return Ok(None) };
+        Ok(physical.first_unwritten(at, bytes).map(|missing| address + (missing - at)))
     }
-}
-
-fn verb(write: bool) -> &'static str {
-    if write { "write" } else { "read" }
 }

@@ -68,20 +68,12 @@ impl FreedAllocations {
 #[derive(Debug)]
 pub(super) struct AddressSpaceState {
     pub(super) live: BTreeMap<u64, Arc<Allocation>>,
-    /// Used ranges of the reservation (start → end): allocations of devices, and reserved ranges.
+    /// Used ranges of the reservation (start → end).
     taken: BTreeMap<u64, u64>,
-    /// Ranges reserved by [`AddressSpace::reserve`] (start → bytes).
-    pub(super) reserved: BTreeMap<u64, u64>,
     /// Where the search for free addresses continues.
     cursor: u64,
+    /// The cached snapshot. Every change of `live` must clear it.
     snapshot: Option<Arc<MemorySnapshot>>,
-}
-
-impl AddressSpaceState {
-    /// Invalidates the cached snapshot. Every change of `live` must call it.
-    pub(super) fn changed(&mut self) {
-        self.snapshot = None;
-    }
 }
 
 /// All memory of the process.
@@ -91,10 +83,6 @@ pub struct AddressSpace {
     graves: Arc<Mutex<FreedAllocations>>,
     usage: Vec<Arc<MemoryUsage>>,
     addresses: Reservation,
-}
-
-fn multiple(value: u64, of: u64) -> u64 {
-    value.next_multiple_of(of)
 }
 
 impl AddressSpace {
@@ -110,7 +98,6 @@ impl AddressSpace {
             state: Mutex::new(AddressSpaceState {
                 live: BTreeMap::new(),
                 taken: BTreeMap::new(),
-                reserved: BTreeMap::new(),
                 cursor,
                 snapshot: None,
             }),
@@ -132,25 +119,14 @@ impl AddressSpace {
         self.usage.get(device as usize).ok_or(Error::Device { device, count: self.usage.len() })
     }
 
-    /// Finds free addresses for `bytes` at a multiple of `align`; `odd`: not a multiple of twice that. Keeps guards before and
-    /// after.
-    pub(super) fn take_addresses(
-        &self,
-        state: &mut AddressSpaceState,
-        bytes: u64,
-        align: u64,
-        odd: bool,
-    ) -> Result<u64, Error> {
+    /// Finds free addresses for `bytes` at an odd multiple of [`ALIGNMENT`]. Keeps guards before and after.
+    fn take_addresses(&self, state: &mut AddressSpaceState, bytes: u64) -> Result<u64, Error> {
         let range = self.addresses.range();
         let none = || Error::AddressSpace { what: "address range", bytes, reason: "all are in use".into() };
         let mut from = state.cursor;
         let mut wrapped = false;
         loop {
-            let start = if odd {
-                multiple(from + GUARD, 2 * align) + align
-            } else {
-                from.checked_add(GUARD).and_then(|a| a.checked_next_multiple_of(align)).ok_or_else(none)?
-            };
+            let start = (from + GUARD).next_multiple_of(2 * ALIGNMENT) + ALIGNMENT;
             let end = start.checked_add(bytes).and_then(|end| end.checked_add(GUARD)).ok_or_else(none)?;
             if end > range.end {
                 if wrapped {
@@ -173,13 +149,8 @@ impl AddressSpace {
         }
     }
 
-    /// Returns addresses to the reservation.
-    pub(super) fn return_addresses(&self, state: &mut AddressSpaceState, start: u64) {
-        state.taken.remove(&start);
-    }
-
     /// Adds an allocation to the live ones.
-    pub(super) fn insert_live(
+    fn insert_live(
         &self,
         state: &mut AddressSpaceState,
         base: u64,
@@ -190,21 +161,18 @@ impl AddressSpace {
         let allocation = Arc::new(Allocation {
             base,
             bytes: physical.bytes(),
-            offset: 0,
             physical,
             kind,
             origin,
-            readers: 0,
-            writers: 0,
             freed: AtomicBool::new(false),
         });
         state.live.insert(base, allocation.clone());
-        state.changed();
+        state.snapshot = None;
         allocation
     }
 
     /// Adds host memory at its host address.
-    pub(super) fn insert_host(
+    fn insert_host(
         &self,
         base: u64,
         physical: Arc<PhysicalMemory>,
@@ -231,7 +199,7 @@ impl AddressSpace {
     ) -> Result<Arc<Allocation>, Error> {
         let physical = Arc::new(PhysicalMemory::device_memory(device, bytes, self.usage(device)?)?);
         let mut state = self.lock();
-        let base = self.take_addresses(&mut state, bytes, ALIGNMENT, true)?;
+        let base = self.take_addresses(&mut state, bytes)?;
         Ok(self.insert_live(&mut state, base, physical, kind, origin))
     }
 
@@ -259,33 +227,20 @@ impl AddressSpace {
         self.insert_host(physical.host_address(), physical, AllocationKind::PinnedHost, origin)
     }
 
-    /// Frees (or unregisters) the allocation that starts at `address`.
+    /// Frees the allocation that starts at `address`.
     pub fn free(&self, address: u64) -> Result<Arc<Allocation>, Error> {
         let mut state = self.lock();
-        let found = state.live.get(&address).filter(|a| a.kind != AllocationKind::Mapped).cloned();
-        let Some(allocation) = found else {
+        let Some(allocation) = state.live.remove(&address) else {
             drop(state);
             let near = self.snapshot().explain_miss(address, 1).to_string();
             return Err(Error::NotAllocated { address, near });
         };
-        state.live.remove(&address);
-        state.changed();
-        self.return_addresses(&mut state, address);
+        state.snapshot = None;
+        state.taken.remove(&address);
         allocation.freed.store(true, Relaxed);
         allocation.physical.release_usage();
         self.graves().bury(&allocation);
         Ok(allocation)
-    }
-
-    /// Remembers a removed mapping as freed.
-    pub(super) fn record_freed(&self, allocation: &Allocation) {
-        allocation.freed.store(true, Relaxed);
-        self.graves().bury(allocation);
-    }
-
-    /// Forgets freed allocations at addresses that are reused.
-    pub(super) fn forget_freed(&self, start: u64, end: u64) {
-        self.graves().clear(start, end);
     }
 
     /// The live allocation that contains an address.

@@ -1,4 +1,4 @@
-//! Bit fields, permutations, masks and funnel shifts (PTX ISA, "Integer Arithmetic Instructions", "Logic and Shift
+//! Bit fields, permutations and funnel shifts (PTX ISA, "Integer Arithmetic Instructions", "Logic and Shift
 //! Instructions", `prmt`). `popc`, `clz` and `brev` are Rust's `count_ones`, `leading_zeros` and `reverse_bits`.
 
 use super::integer::Integer as _;
@@ -96,38 +96,10 @@ pub fn bfind_s64(a: i64, shiftamt: bool) -> u32 {
     bfind_u64((a ^ a >> 63) as u64, shiftamt)
 }
 
-/// Mode of `prmt`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PrmtMode {
-    /// No modifier: four selectors of four bits.
-    Index,
-    /// `.f4e`: forward 4 extract.
-    F4e,
-    /// `.b4e`: backward 4 extract.
-    B4e,
-    /// `.rc8`: replicate a byte.
-    Rc8,
-    /// `.ecl`: edge clamp left.
-    Ecl,
-    /// `.ecr`: edge clamp right.
-    Ecr,
-    /// `.rc16`: replicate a 16-bit half.
-    Rc16,
-}
-
-/// `prmt.b32{.mode} d, a, b, c`: four bytes out of `{b, a}`. In index mode, bits 2 to 0 of each selector choose the byte and
-/// bit 3 replaces it by copies of its sign; the other modes use the two low bits of `c`.
+/// `prmt.b32 d, a, b, c`: four bytes out of `{b, a}`. Bits 2 to 0 of each selector of four bits choose the byte, and bit 3
+/// replaces it by copies of its sign.
 #[inline(always)]
-pub fn prmt(a: u32, b: u32, c: u32, mode: PrmtMode) -> u32 {
-    let selectors = match (mode, c as usize & 3) {
-        (PrmtMode::Index, _) => c,
-        (PrmtMode::F4e, n) => [0x3210, 0x4321, 0x5432, 0x6543][n],
-        (PrmtMode::B4e, n) => [0x5670, 0x6701, 0x7012, 0x0123][n],
-        (PrmtMode::Rc8, n) => [0x0000, 0x1111, 0x2222, 0x3333][n],
-        (PrmtMode::Ecl, n) => [0x3210, 0x3211, 0x3222, 0x3333][n],
-        (PrmtMode::Ecr, n) => [0x0000, 0x1110, 0x2210, 0x3210][n],
-        (PrmtMode::Rc16, n) => [0x1010, 0x3232, 0x1010, 0x3232][n],
-    };
+pub fn prmt(a: u32, b: u32, selectors: u32) -> u32 {
     let bytes = u64::from(b) << 32 | u64::from(a);
     let mut result = 0;
     for i in 0..4 {
@@ -158,40 +130,4 @@ pub fn shf_l(a: u32, b: u32, amount: u32, wrap: bool) -> u32 {
 pub fn shf_r(a: u32, b: u32, amount: u32, wrap: bool) -> u32 {
     let pair = u64::from(b) << 32 | u64::from(a);
     (pair >> funnel_amount(amount, wrap)) as u32
-}
-
-/// `szext.mode.type d, a, b`: the low `b` bits of `a`, sign- or zero-extended. `b` is taken modulo 32 (`.wrap`), or leaves `a`
-/// unchanged from 32 on (`.clamp`). Zero bits give zero.
-#[inline(always)]
-pub fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
-    if !wrap && b >= 32 {
-        return a;
-    }
-    let bits = b & 31;
-    let above = u32::MAX << bits;
-    let negative = signed && bits != 0 && a >> (bits - 1) & 1 == 1;
-    (a & !above) | if negative { above } else { 0 }
-}
-
-/// `bmsk.mode.b32 d, a, b`: `b` ones from bit `a` on, cut off at the top. Both are taken modulo 32 (`.wrap`), or from 32 on lie
-/// beyond the register (`.clamp`).
-#[inline(always)]
-pub fn bmsk(a: u32, b: u32, wrap: bool) -> u32 {
-    let (start, count) = if wrap { (a & 31, b & 31) } else { (a, b) };
-    (!u32::MAX.shl(count)).shl(start)
-}
-
-/// `fns.b32 d, mask, base, offset`: position of the `|offset|`-th set bit of `mask`, counted upwards from `base` (downwards if
-/// negative), inclusive; offset 0 tests bit `base` itself. 0xffffffff if there is none.
-#[inline]
-pub fn fns(mask: u32, base: u32, offset: i32) -> u32 {
-    let set = |position: &u32| mask >> position & 1 == 1;
-    let steps = offset.unsigned_abs() as usize;
-    let found = match offset {
-        _ if base >= 32 => None,
-        0 => Some(base).filter(set),
-        1.. => (base..32).filter(set).nth(steps - 1),
-        _ => (0..=base).rev().filter(set).nth(steps - 1),
-    };
-    found.unwrap_or(u32::MAX)
 }

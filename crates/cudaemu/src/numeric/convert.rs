@@ -1,4 +1,4 @@
-//! `cvt` between integers and floats of every width, and `cvt.pack` (PTX ISA, "Data Movement and Conversion").
+//! `cvt` between integers and floats of every width (PTX ISA, "Data Movement and Conversion").
 //!
 //! The general functions take and return register bits; with constant types and modes they inline to a short path. `f64`
 //! represents every other float type exactly, so rounding an `f64` once is the only rounding.
@@ -17,15 +17,11 @@ pub struct FloatCvt {
     pub ftz: bool,
     /// `.sat`: clamped to [0.0, 1.0]; NaN becomes +0.0.
     pub sat: bool,
-    /// `.relu`: negative becomes +0.0; NaN stays NaN.
-    pub relu: bool,
-    /// `.satfinite`: values beyond the largest finite one, infinity included, become that one.
-    pub satfinite: bool,
 }
 
 impl FloatCvt {
     /// `.rn` without other modifiers.
-    pub const RN: Self = Self { round: Rounding::Rn, ftz: false, sat: false, relu: false, satfinite: false };
+    pub const RN: Self = Self { round: Rounding::Rn, ftz: false, sat: false };
 }
 
 /// `cvt{.sat}` from integer to integer. Uses the low bits of `value` as type `from`; without `.sat`, keeps the low bits of type
@@ -109,14 +105,12 @@ pub fn float_to_float(bits: u64, from: FloatType, to: FloatType, cvt: FloatCvt) 
             _ => nan(to),
         };
     }
-    let value = if cvt.relu && value.is_sign_negative() { 0.0 } else { value };
     // Fast path of inner loops: half-precision results of values that fit f32 need no round-to-odd step.
     let encoded = match (to, cvt.round) {
         (FloatType::F16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_f16(value as f32)),
         (FloatType::Bf16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_bf16(value as f32)),
         _ => encode_f64(value, to, cvt.round),
     };
-    let encoded = if cvt.satfinite { clamp_finite(encoded, to) } else { encoded };
     if cvt.ftz && to == FloatType::F32 {
         u64::from(single::flush(f32::from_bits(encoded as u32)).to_bits())
     } else {
@@ -135,51 +129,11 @@ pub fn float_to_integral(bits: u64, ty: FloatType, round: IntRounding, ftz: bool
     encode_f64(value, ty, Rounding::Rn)
 }
 
-/// `cvt.frnd{.relu}{.satfinite}.f16x2.f32 d, a, b`: `a` goes to the upper half.
-#[inline(always)]
-pub fn cvt_f16x2_f32(a: f32, b: f32, cvt: FloatCvt) -> u32 {
-    packed(a, b, FloatType::F16, cvt)
-}
-
-/// `cvt.frnd{.relu}{.satfinite}.bf16x2.f32 d, a, b`: `a` goes to the upper half.
-#[inline(always)]
-pub fn cvt_bf16x2_f32(a: f32, b: f32, cvt: FloatCvt) -> u32 {
-    packed(a, b, FloatType::Bf16, cvt)
-}
-
-#[inline(always)]
-fn packed(a: f32, b: f32, to: FloatType, cvt: FloatCvt) -> u32 {
-    let low = float_to_float(u64::from(b.to_bits()), FloatType::F32, to, cvt) as u32;
-    let high = float_to_float(u64::from(a.to_bits()), FloatType::F32, to, cvt) as u32;
-    high << 16 | low
-}
-
-/// `cvt.rnd{.relu}{.satfinite}.tf32.f32` (`rna` from sm_80; `rn` and `rz` from sm_90). The lower 13 bits, which PTX
-/// leaves open, are zero; NaN is 0x7fffffff.
+/// `cvt.rna.tf32.f32`. The lower 13 bits, which PTX leaves open, are zero; NaN is 0x7fffffff.
 #[inline]
-pub fn cvt_tf32_f32(a: f32, round: Rounding, relu: bool, satfinite: bool) -> u32 {
-    let cvt = FloatCvt { round, ftz: false, sat: false, relu, satfinite };
+pub fn cvt_tf32_f32(a: f32) -> u32 {
+    let cvt = FloatCvt { round: Rounding::Rna, ..FloatCvt::RN };
     float_to_float(u64::from(a.to_bits()), FloatType::F32, FloatType::Tf32, cvt) as u32
-}
-
-/// Element type of `cvt.pack`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PackType {
-    /// Width in bits: 2, 4, 8 or 16.
-    pub bits: u32,
-    /// Whether the type is signed.
-    pub signed: bool,
-}
-
-/// `cvt.pack.sat.convertType.s32{.b32} d, a, b{, c}`: `b` saturated in the lowest element, `a` in the next, the low bits of `c`
-/// in the remaining ones (16-bit elements leave none).
-#[inline]
-pub fn cvt_pack(a: i32, b: i32, c: u32, to: PackType) -> u32 {
-    let (low, high) =
-        if to.signed { (-(1i32 << (to.bits - 1)), (1 << (to.bits - 1)) - 1) } else { (0, (1 << to.bits) - 1) };
-    let element = |x: i32| x.clamp(low, high) as u32 & ((1 << to.bits) - 1);
-    let rest = if to.bits < 16 { c << (2 * to.bits) } else { 0 };
-    rest | element(a) << to.bits | element(b)
 }
 
 /// The exact value of `bits`; subnormals of `.f32` are flushed on request.
@@ -236,17 +190,6 @@ fn widen_nan(bits: u64, from: FloatType) -> u64 {
         FloatType::F32 | FloatType::Tf32 => bits & 0xffff_ffff,
     };
     (single >> 31) << 63 | 0x7ff8 << 48 | (single & 0x7f_ffff) << 29
-}
-
-fn clamp_finite(bits: u64, ty: FloatType) -> u64 {
-    let (sign, max) = match ty {
-        FloatType::F16 => (1 << 15, F16.max),
-        FloatType::Bf16 => (1 << 15, BF16.max),
-        FloatType::Tf32 => (1 << 31, TF32.max << 13),
-        FloatType::F32 => (1 << 31, F32.max),
-        FloatType::F64 => (1 << 63, F64.max),
-    };
-    (bits & sign) | (bits & !sign).min(max)
 }
 
 #[inline(always)]

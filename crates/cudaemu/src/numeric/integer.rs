@@ -10,8 +10,6 @@ pub trait Integer: Copy + Ord {
     fn div(self, other: Self) -> Self;
     /// `rem`: the sign is the dividend's. For a divisor of zero see [`Integer::div`].
     fn rem(self, other: Self) -> Self;
-    /// `sad`: `c + |self - b|`, wrapping.
-    fn sad(self, b: Self, c: Self) -> Self;
     /// Shift right by an amount clamped to the width: arithmetic for signed types (`shr.s*`), else logical.
     fn shr(self, amount: u32) -> Self;
     /// Shift left by an amount clamped to the width (`shl.b*`).
@@ -34,10 +32,6 @@ macro_rules! integer {
                 if other == 0 { !0 } else { self.wrapping_rem(other) }
             }
             #[inline(always)]
-            fn sad(self, b: Self, c: Self) -> Self {
-                c.wrapping_add(self.abs_diff(b) as $ty)
-            }
-            #[inline(always)]
             fn shr(self, amount: u32) -> Self {
                 // Only the sign remains. Two shifts, by width - 1 and by 1, give it without an overflowing shift amount.
                 let most = <$ty>::BITS - 1;
@@ -58,80 +52,6 @@ integer! {
     i32, i64;
     u64, u128;
     i64, i128;
-}
-
-/// `add.cc` and `addc`: the sum and the carry out.
-#[inline(always)]
-pub fn add_carry_u32(a: u32, b: u32, carry: bool) -> (u32, bool) {
-    let sum = u64::from(a) + u64::from(b) + u64::from(carry);
-    (sum as u32, sum >> 32 != 0)
-}
-
-/// `add.cc` and `addc` of 64 bits.
-#[inline(always)]
-pub fn add_carry_u64(a: u64, b: u64, carry: bool) -> (u64, bool) {
-    let sum = u128::from(a) + u128::from(b) + u128::from(carry);
-    (sum as u64, sum >> 64 != 0)
-}
-
-/// `sub.cc` and `subc`: `a - (b + borrow)` and the borrow out, which PTX keeps in the same flag as the carry.
-#[inline(always)]
-pub fn sub_borrow_u32(a: u32, b: u32, borrow: bool) -> (u32, bool) {
-    let difference = u64::from(a).wrapping_sub(u64::from(b)).wrapping_sub(u64::from(borrow));
-    (difference as u32, difference >> 63 != 0)
-}
-
-/// `sub.cc` and `subc` of 64 bits.
-#[inline(always)]
-pub fn sub_borrow_u64(a: u64, b: u64, borrow: bool) -> (u64, bool) {
-    let difference = u128::from(a).wrapping_sub(u128::from(b)).wrapping_sub(u128::from(borrow));
-    (difference as u64, difference >> 127 != 0)
-}
-
-/// `mul24.lo.u32`: the low 32 bits of the 48-bit product of the low 24 bits.
-#[inline(always)]
-pub fn mul24_lo_u32(a: u32, b: u32) -> u32 {
-    wide24_u(a, b) as u32
-}
-
-/// `mul24.hi.u32`: bits 47 to 16 of the 48-bit product.
-#[inline(always)]
-pub fn mul24_hi_u32(a: u32, b: u32) -> u32 {
-    (wide24_u(a, b) >> 16) as u32
-}
-
-/// `mul24.lo.s32`: as `.u32`, of sign-extended 24-bit operands.
-#[inline(always)]
-pub fn mul24_lo_s32(a: i32, b: i32) -> i32 {
-    wide24_s(a, b) as i32
-}
-
-/// `mul24.hi.s32`: bits 47 to 16 of the 48-bit product.
-#[inline(always)]
-pub fn mul24_hi_s32(a: i32, b: i32) -> i32 {
-    (wide24_s(a, b) >> 16) as i32
-}
-
-#[inline(always)]
-fn wide24_u(a: u32, b: u32) -> u64 {
-    u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff)
-}
-
-#[inline(always)]
-fn wide24_s(a: i32, b: i32) -> i64 {
-    i64::from(a << 8 >> 8) * i64::from(b << 8 >> 8)
-}
-
-/// `mad.hi.sat.s32`: the upper half of `a * b` plus `c`, clamped.
-#[inline(always)]
-pub fn mad_hi_sat_s32(a: i32, b: i32, c: i32) -> i32 {
-    a.mul_hi(b).saturating_add(c)
-}
-
-/// `mad24.hi.sat.s32`: bits 47 to 16 of the 24-bit product plus `c`, clamped.
-#[inline(always)]
-pub fn mad24_hi_sat_s32(a: i32, b: i32, c: i32) -> i32 {
-    mul24_hi_s32(a, b).saturating_add(c)
 }
 
 #[inline(always)]

@@ -16,7 +16,6 @@ pub mod approx;
 pub mod bits;
 pub mod convert;
 pub mod double;
-pub mod fp8;
 pub mod half;
 pub mod integer;
 mod round;
@@ -26,4 +25,4 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use types::{Comparison, FloatType, HalfMode, IntRounding, IntType, MinMax, Mode, Rounding, Testp, compare};
+pub use types::{Comparison, FloatType, IntRounding, IntType, MinMax, Mode, Rounding, Testp, compare};

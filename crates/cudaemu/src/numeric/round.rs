@@ -15,9 +15,9 @@ pub(super) struct Format {
     /// Exponent of the least normal number.
     min_exponent: i32,
     /// Encoding of the largest finite magnitude.
-    pub(super) max: u64,
-    /// Encoding of an overflowed magnitude: infinity, or `max` in the formats that saturate.
-    pub(super) overflow: u64,
+    max: u64,
+    /// Encoding of infinity.
+    overflow: u64,
 }
 
 pub(super) const F16: Format = Format { width: 16, fraction: 10, min_exponent: -14, max: 0x7bff, overflow: 0x7c00 };
@@ -33,9 +33,6 @@ pub(super) const F64: Format = Format {
     max: 0x7fef_ffff_ffff_ffff,
     overflow: 0x7ff0_0000_0000_0000,
 };
-/// PTX converts to the 8-bit formats only with `.satfinite`, so overflow gives the largest value.
-pub(super) const E4M3: Format = Format { width: 8, fraction: 3, min_exponent: -6, max: 0x7e, overflow: 0x7e };
-pub(super) const E5M2: Format = Format { width: 8, fraction: 2, min_exponent: -14, max: 0x7b, overflow: 0x7b };
 
 impl Format {
     /// Encoding of ±`significand`·2^`exponent`, rounded once.

@@ -59,22 +59,6 @@ impl Mode {
     pub const RN_FTZ: Self = Self { round: Rounding::Rn, ftz: true, sat: false };
 }
 
-/// Modifiers of `.f16` and `.bf16` arithmetic, which always rounds to nearest even.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct HalfMode {
-    /// `.ftz`: subnormal inputs and results become zeros of the same sign (PTX has it for `.f16` only).
-    pub ftz: bool,
-    /// `.sat`: the result is clamped to [0.0, 1.0]; NaN becomes +0.0.
-    pub sat: bool,
-    /// `.relu`: negative results become +0.0; a NaN result is the canonical NaN.
-    pub relu: bool,
-}
-
-impl HalfMode {
-    /// No modifier.
-    pub const PLAIN: Self = Self { ftz: false, sat: false, relu: false };
-}
-
 /// Modifiers of floating-point `min` and `max`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MinMax {

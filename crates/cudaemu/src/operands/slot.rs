@@ -10,7 +10,6 @@ pub enum Class {
     B16,
     B32,
     B64,
-    B128,
 }
 
 /// Number of registers of each class.
@@ -21,7 +20,6 @@ pub struct RegisterCounts {
     pub b16: usize,
     pub b32: usize,
     pub b64: usize,
-    pub b128: usize,
 }
 
 impl RegisterCounts {
@@ -32,7 +30,6 @@ impl RegisterCounts {
             Class::B16 => self.b16,
             Class::B32 => self.b32,
             Class::B64 => self.b64,
-            Class::B128 => self.b128,
         }
     }
 
@@ -43,7 +40,6 @@ impl RegisterCounts {
             Class::B16 => &mut self.b16,
             Class::B32 => &mut self.b32,
             Class::B64 => &mut self.b64,
-            Class::B128 => &mut self.b128,
         }
     }
 }
@@ -76,8 +72,7 @@ impl Slot {
             0 => Class::Pred,
             1 => Class::B16,
             2 => Class::B32,
-            3 => Class::B64,
-            _ => Class::B128,
+            _ => Class::B64,
         }
     }
 

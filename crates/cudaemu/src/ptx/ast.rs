@@ -22,19 +22,6 @@ pub struct Module {
     pub variables: Vec<Variable>,
     /// Functions and entries, in order; declarations have no body.
     pub functions: Vec<Function>,
-    /// `.alias name, of;`, in order.
-    pub aliases: Vec<Alias>,
-}
-
-/// `.alias name, of;`: a second name of a function.
-#[derive(Clone, Debug)]
-pub struct Alias {
-    /// The new name, which has a declaration as well.
-    pub name: Name,
-    /// The function that it names.
-    pub of: Name,
-    /// Line.
-    pub line: u32,
 }
 
 /// Fundamental types of declarations (PTX ISA, "Fundamental Types").
@@ -45,7 +32,6 @@ pub enum Type {
     B16,
     B32,
     B64,
-    B128,
     U8,
     U16,
     U32,
@@ -72,7 +58,6 @@ impl Type {
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::BF16 => 2,
             Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::BF16x2 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
-            Self::B128 => 16,
         }
     }
 }
@@ -116,30 +101,13 @@ pub struct Variable {
     pub align: u32,
     /// Array extents, outermost first; 0 for an open one (`[]`). Empty for a scalar.
     pub dims: Vec<u64>,
-    /// The initialiser, flattened: missing elements at the end are zero. Its length determines the extent of an open array.
-    pub init: Vec<Init>,
+    /// The initialiser, each element as the bits of the variable's type: missing elements at the end are zero. Its length
+    /// determines the extent of an open array.
+    pub init: Vec<u64>,
     /// Linkage.
     pub linkage: Linkage,
     /// Line of the declaration.
     pub line: u32,
-}
-
-/// One element of an initialiser.
-#[derive(Clone, Debug)]
-pub enum Init {
-    /// A number, as the bits of the variable's element type.
-    Bits(u64),
-    /// The address of a variable or function; `generic(name)` means the generic address.
-    Symbol {
-        /// The symbol.
-        name: Name,
-        /// Bytes added.
-        offset: i64,
-        /// Written as `generic(…)`.
-        generic: bool,
-        /// `0xFF(name)`, `0xFF00(name)`, …: mask of one byte of the address, for `.u8` elements; 0 without a mask.
-        mask: u64,
-    },
 }
 
 /// A function or kernel.
@@ -178,10 +146,8 @@ pub enum Statement {
     Label(Name, u32),
     /// `.reg .b32 %r<10>;` declares `%r0` to `%r9`; without `<n>`, `count` is `None` and the name is the register.
     Registers {
-        /// Type of each register, or of each component.
+        /// Type of each register.
         ty: Type,
-        /// Components: 1, 2 or 4; those of a vector register are named `name.x` to `name.w`.
-        vector: u32,
         /// Name or prefix.
         name: Name,
         /// Number of registers, if parameterised.
@@ -191,21 +157,6 @@ pub enum Statement {
     },
     /// A `.local`, `.shared`, `.param` (or other) variable of this scope.
     Variable(Variable),
-    /// `label: .branchtargets a, b, c;`: the label, the possible targets of an indirect branch, and the line.
-    BranchTargets(Name, Vec<Name>, u32),
-    /// `label: .calltargets a, b, c;`: the label, the possible targets of an indirect call, and the line.
-    CallTargets(Name, Vec<Name>, u32),
-    /// `label: .callprototype (…) _ (…);`: only the sizes of its parameters are used.
-    CallPrototype {
-        /// Its label.
-        name: Name,
-        /// Returned parameters; their names may be `_`.
-        returns: Vec<Variable>,
-        /// Parameters; their names may be `_`.
-        params: Vec<Variable>,
-        /// Line.
-        line: u32,
-    },
     /// `.pragma "used_bytes_mask 0x7";`: mask of the bytes that the next load uses, from the lowest address.
     UsedBytes(u32),
     /// `{ … }`: a scope.
@@ -236,8 +187,7 @@ pub enum Operand {
     Not(Name),
     /// `_`
     Sink,
-    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`. Constant expressions are already evaluated (in 64 bits:
-    /// `~7` is a `.u64`; the instruction truncates it to its own type).
+    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`.
     Int(i128),
     /// `0f3F800000`
     F32(u32),

@@ -42,11 +42,6 @@ impl Params {
 
 impl Device {
     pub(crate) fn new() -> Self {
-        Self::with_print(|_| {})
-    }
-
-    /// A device whose kernels print to this function.
-    pub(crate) fn with_print(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
         let machine = ExecutorConfig {
             sms: 4,
             threads: 1,
@@ -55,7 +50,6 @@ impl Device {
             local_bytes: 1 << 16,
             counting: false,
             footprint: false,
-            print: Arc::new(print),
         };
         Self { space: AddressSpace::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
     }
@@ -117,10 +111,8 @@ impl Device {
             dynamic_shared: 0,
             params: params.0.into(),
             globals: Arc::clone(&module.globals),
-            cooperative: false,
             device: 0,
             peers: 1,
-            workspace: 0,
             id: 1,
         };
         assert_eq!(launch.params.len() as u32, launch.kernel().param_bytes, "{kernel}: bytes of parameters");

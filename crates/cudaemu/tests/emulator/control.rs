@@ -121,22 +121,12 @@ fn every_branch_call_and_exit_row_goes_to_its_target() {
         // Instructions without effect.
         (
             "idle",
-            "pmevent 3; pmevent.mask 5; griddepcontrol.launch_dependents; griddepcontrol.wait; nanosleep.u32 20; nanosleep.u32 %t;
+            "griddepcontrol.launch_dependents; griddepcontrol.wait; nanosleep.u32 20; nanosleep.u32 %t;
              setmaxnreg.dec.sync.aligned.u32 64; setmaxnreg.inc.sync.aligned.u32 128; mov.u32 %v, %t;",
         ),
         (
             "called",
             "{ .param .b32 x; .param .b32 r; st.param.b32 [x], %t; call.uni (r), triple, (x); ld.param.b32 %v, [r]; }",
-        ),
-        (
-            "indexed",
-            "and.b32 %w, %t, 3;
-             targets: .branchtargets A, B, C, B;
-             brx.idx %w, targets;
-             A: mov.u32 %v, 10; bra.uni END;
-             B: mov.u32 %v, 20; bra END;
-             C: mov.u32 %v, 30;
-             END:",
         ),
         ("left", "@%p exit; mov.u32 %v, %t;"),
         ("returned", "@!%p ret; mov.u32 %v, %t;"),
@@ -163,10 +153,9 @@ fn every_branch_call_and_exit_row_goes_to_its_target() {
         text += &kernel(name, body);
     }
     let module = device.load(&text);
-    let expected: [(&str, &dyn Fn(u32) -> u32); 7] = [
+    let expected: [(&str, &dyn Fn(u32) -> u32); 6] = [
         ("idle", &|t| t),
         ("called", &|t| if t > 50 { t } else { 3 * t }),
-        ("indexed", &|t| [10, 20, 30, 20][t as usize & 3]),
         ("left", &|t| if t < 40 { 0 } else { t }),
         ("returned", &|t| if t < 40 { t } else { 0 }),
         ("clocks", &|_| 15),
@@ -175,24 +164,10 @@ fn every_branch_call_and_exit_row_goes_to_its_target() {
     for (name, value) in expected {
         assert_eq!(values(&mut device, &module, name), (0..THREADS).map(value).collect::<Vec<u32>>(), "{name}");
     }
-    for (name, part) in [("trap", "trap"), ("brkpt", "breakpoint")] {
-        let module = device.load(&(header() + &kernel("k", &format!("@!%p {name};"))));
-        let out = device.upload(&[0; 4 * THREADS as usize]);
-        let report = device.launch(&module, "k", 1, THREADS, Params::default().pointer(out)).result.unwrap_err();
-        assert!(matches!(&report.fault.kind, FaultKind::Trap(text) if text.contains(part)), "{report}");
-        assert_eq!(report.thread, [40, 0, 0], "the first thread that reaches the instruction");
-    }
-    device.assert_executed_all(&[
-        "bra",
-        "brx",
-        "call",
-        "ret",
-        "exit",
-        "trap",
-        "brkpt",
-        "pmevent",
-        "nanosleep",
-        "setmaxnreg",
-        "griddepcontrol",
-    ]);
+    let module = device.load(&(header() + &kernel("k", "@!%p trap;")));
+    let out = device.upload(&[0; 4 * THREADS as usize]);
+    let report = device.launch(&module, "k", 1, THREADS, Params::default().pointer(out)).result.unwrap_err();
+    assert!(matches!(&report.fault.kind, FaultKind::Trap(text) if text.contains("trap")), "{report}");
+    assert_eq!(report.thread, [40, 0, 0], "the first thread that reaches the instruction");
+    device.assert_executed_all(&["bra", "call", "ret", "exit", "trap", "nanosleep", "setmaxnreg", "griddepcontrol"]);
 }

@@ -171,10 +171,8 @@ fn table_and_json_are_deterministic() {
             dynamic_shared: 0,
             params: params.into(),
             globals: vec![0; code.globals.len()].into(),
-            cooperative: false,
             device: 0,
             peers: 1,
-            workspace: 0,
             id: 1,
         };
         let machine = ExecutorConfig {
@@ -185,7 +183,6 @@ fn table_and_json_are_deterministic() {
             local_bytes: 1024,
             counting: true,
             footprint: true,
-            print: Arc::new(|_| ()),
         };
         let outcome = exec::run_grid(&launch, &space.snapshot(), &machine);
         outcome.result.clone().unwrap();

@@ -3,7 +3,7 @@
 //!
 //! A single test program, because each one would cost a link. The process has one driver: a test holds it exclusively from
 //! [`cudaemu::test::start`] until it drops the session. A test that needs its own process starts this program again
-//! (`driver::printing`).
+//! (`driver::outputs`).
 
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub, reason = "all of this is tests")]
 

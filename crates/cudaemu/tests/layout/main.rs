@@ -15,12 +15,11 @@ use imports::{CrateImports, Import};
 type Row = (String, BTreeSet<String>);
 
 /// Prefixes of files that may contain `unsafe`. Tests and examples launch kernels, which is an unsafe call.
-const UNSAFE_FILES: [&str; 8] = [
+const UNSAFE_FILES: [&str; 7] = [
     "src/abi/",
     "src/isa/vector.rs",
     "src/mem/backing.rs",
     "src/mem/host_pointer.rs",
-    "src/mem/registered_host.rs",
     "src/test.rs",
     "examples/",
     "tests/emulator/",

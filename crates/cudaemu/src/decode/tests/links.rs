@@ -1,8 +1,6 @@
-//! Call graphs (recursion, functions whose address is taken, prototypes, the limit on reached functions), and the
-//! `used_bytes_mask` pragma of loads.
+//! Call graphs (recursion, the limit on reached functions), and the `used_bytes_mask` pragma of loads.
 
 use super::*;
-use crate::bytecode::{Action, Control, Prototype};
 
 /// A module of functions and kernels, each given as (name, body).
 fn program(functions: &[(&str, &str)], kernels: &[(&str, &str)]) -> String {
@@ -32,39 +30,6 @@ fn functions_on_a_call_cycle_are_recursive() {
         &[("k", "call before;")],
     );
     assert_eq!(names_of_functions(&decoded(&text), |function| function.recursive), ["own", "a", "b", "c"]);
-    // The address of `far` is taken, so every call by address may reach it. `far` calls `near`, which calls by address and so
-    // may reach `far` again: both count as recursive.
-    let indirect = ".reg .b64 %rd; p: .callprototype _ (); call %rd, p;";
-    let taken = format!("{indirect} .reg .b64 %x; mov.u64 %x, far; mov.u64 %x, l;");
-    let text = program(
-        &[("leaf", "ret;"), ("far", "call near;"), ("near", indirect), ("other", indirect)],
-        &[("k", &taken), ("l", indirect)],
-    );
-    let code = decoded(&text);
-    assert_eq!(names_of_functions(&code, |function| function.recursive), ["far", "near"]);
-    assert_eq!(names_of_functions(&code, |function| function.address_taken), ["far"]);
-}
-
-#[test]
-fn a_prototype_fits_functions_with_the_same_sizes() {
-    let code = decoded(&module(
-        ".func (.param .b32 r) same(.param .b64 a, .param .b32 b) { ret; }\n\
-         .func (.reg .b32 r) registers(.reg .b64 a, .reg .b32 b) { ret; }\n\
-         .func (.param .b32 r) fewer(.param .b64 a) { ret; }\n\
-         .func (.param .b32 r) larger(.param .b64 a, .param .b64 b) { ret; }\n\
-         .func silent(.param .b64 a, .param .b32 b) { ret; }\n\
-         .entry k()\n{\n.reg .b64 %rd<3>; .reg .b32 %r<3>;\n\
-         p: .callprototype (.param .b32 _) _ (.param .b64 _, .param .b32 _);\ncall %rd1, (%rd2, %r1), p;\n\
-         call same, (%rd2, %r1);\n}",
-    ));
-    let sites = code.insts.iter().filter_map(|inst| match &inst.action {
-        Action::Control(Control::Call(site)) => Some(site.prototype.clone()),
-        _ => None,
-    });
-    let sites: Vec<Option<Prototype>> = sites.collect();
-    let prototype = Prototype { params: [8, 4].into(), returns: [4].into() };
-    assert_eq!(sites, [Some(prototype.clone()), None]);
-    assert_eq!(names_of_functions(&code, |function| prototype.fits(function)), ["same", "registers"]);
 }
 
 #[test]

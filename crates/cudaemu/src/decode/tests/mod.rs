@@ -28,14 +28,14 @@ fn module(text: &str) -> String {
     format!(".version 7.0\n.target sm_80\n.address_size 64\n{text}")
 }
 
-/// The text of a module whose kernel `k` has a few registers, parameters and variables, and this body, which starts in line 15.
+/// The text of a module whose kernel `k` has a few registers, parameters and variables, and this body, which starts in line 14.
 fn kernel(body: &str) -> String {
     module(&format!(
         ".global .align 4 .b8 table[64];\n.const .align 8 .f64 half = 0d3FE0000000000000;\n\
          .shared .align 8 .b8 tile[256];\n.extern .shared .align 16 .b8 dynamic[];\n\
          .visible .entry k(.param .u64 k_0, .param .u32 k_1)\n{{\n\
          .reg .pred %p<5>;\n.reg .b16 %rs<9>;\n.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .f64 %fd<9>;\n\
-         .local .align 16 .b8 depot[40];\n.reg .b128 %q<3>;\n{body}\n}}\n"
+         .local .align 16 .b8 depot[40];\n{body}\n}}\n"
     ))
 }
 

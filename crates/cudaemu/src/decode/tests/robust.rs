@@ -108,12 +108,8 @@ fn assert_in_range(code: &DecodedModule) {
         let last = &code.insts[function.end as usize - 1];
         assert!(matches!(last.action, Action::Control(Control::Return | Control::Exit)));
         for inst in &code.insts[function.start as usize..function.end as usize] {
-            match &inst.action {
-                Action::Control(Control::Branch(target)) => assert!(range.contains(target)),
-                Action::Control(Control::BranchIndexed(targets)) => {
-                    assert!(targets.iter().all(|target| range.contains(target)));
-                }
-                _ => {}
+            if let Action::Control(Control::Branch(target)) = &inst.action {
+                assert!(range.contains(target));
             }
             let base = match inst.args.base {
                 Base::Wide(slot) | Base::Narrow(slot) => slot,

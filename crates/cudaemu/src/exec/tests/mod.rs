@@ -3,9 +3,9 @@
 mod flow;
 mod progress;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use super::{ExecutorConfig, Launch, LaunchOutcome, PrintSink, run_grid};
+use super::{ExecutorConfig, Launch, LaunchOutcome, run_grid};
 use crate::fault::FaultKind;
 use crate::mem::AddressSpace;
 use crate::{decode, ptx};
@@ -18,7 +18,6 @@ pub(super) struct TestLaunch {
     pub(super) functions: String,
     pub(super) grid: u32,
     pub(super) block: u32,
-    pub(super) cooperative: bool,
     pub(super) report_only: bool,
     pub(super) max_instructions: u64,
 }
@@ -27,7 +26,6 @@ pub(super) struct TestLaunch {
 pub(super) struct RunResult {
     pub(super) outcome: LaunchOutcome,
     pub(super) out: Vec<u32>,
-    pub(super) printed: String,
 }
 
 impl TestLaunch {
@@ -37,7 +35,6 @@ impl TestLaunch {
             functions: String::new(),
             grid: 1,
             block: 32,
-            cooperative: false,
             report_only: false,
             max_instructions: 1 << 24,
         }
@@ -45,16 +42,6 @@ impl TestLaunch {
 
     /// Runs the kernel; `out` has one word per thread, initially zero.
     pub(super) fn run(&self) -> RunResult {
-        let printed = Arc::new(Mutex::new(String::new()));
-        let sink = printed.clone();
-        let mut ran =
-            self.run_printing(Arc::new(move |text| sink.lock().unwrap_or_else(|e| e.into_inner()).push_str(text)));
-        ran.printed = printed.lock().map(|text| text.clone()).unwrap_or_default();
-        ran
-    }
-
-    /// As [`Setup::run`], with a sink for printf's output.
-    pub(super) fn run_printing(&self, print: PrintSink) -> RunResult {
         let text = format!(
             ".version 7.0\n.target sm_80\n.address_size 64\n{}\n.visible .entry k(.param .u64 out) {{\n\
              .reg .pred %p<8>; .reg .b32 %r<24>; .reg .b64 %rd<8>;\n\
@@ -90,10 +77,8 @@ impl TestLaunch {
             dynamic_shared: 0,
             params: out.base().to_le_bytes().into(),
             globals: globals.into(),
-            cooperative: self.cooperative,
             device: 0,
             peers: 1,
-            workspace: 0,
             id: 1,
         };
         let machine = ExecutorConfig {
@@ -104,13 +89,12 @@ impl TestLaunch {
             local_bytes: 4096,
             counting: true,
             footprint: true,
-            print,
         };
         let outcome = run_grid(&launch, &view, &machine);
         let mut bytes = vec![0; threads * 4];
         view.read(out.base(), &mut bytes).unwrap_or_else(|e| unreachable!("{e}"));
         let out = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        RunResult { outcome, out, printed: String::new() }
+        RunResult { outcome, out }
     }
 
     /// The word that each thread wrote; the launch must succeed.

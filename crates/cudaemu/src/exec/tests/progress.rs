@@ -77,7 +77,6 @@ fn a_fault_is_reported_instead_of_the_deadlock_it_causes() {
     BAD: mov.u64 %rd4, 16; st.global.u32 [%rd4], %r0; st.global.u32 [%rd1+4], 1; ret;";
     let mut test = TestLaunch::new(body);
     test.grid = 2;
-    test.cooperative = true;
     test.max_instructions = 1 << 26;
     assert!(matches!(test.fault(), Some(FaultKind::OutOfBounds(_))), "{:?}", test.fault());
 }

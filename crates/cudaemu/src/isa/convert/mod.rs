@@ -1,4 +1,4 @@
-//! `cvt` and `cvt.pack` (PTX ISA, "Data Movement and Conversion Instructions"): single values in [`scalar`], packed pairs in
+//! `cvt` (PTX ISA, "Data Movement and Conversion Instructions"): single values in [`scalar`], packed pairs in
 //! [`packed`].
 
 mod packed;
@@ -34,17 +34,6 @@ const ROUNDINGS: [(&str, Rounding); 6] = [
 /// Bits of a row's constant above the rounding index: the other modifiers.
 const FTZ: u32 = 1 << 3;
 const SAT: u32 = 1 << 4;
-const RELU: u32 = 1 << 5;
-const SATFINITE: u32 = 1 << 6;
-
-/// `.relu` and `.satfinite` in both orders: the manual uses one order for halves and the reverse one for bytes.
-const CLAMPS: [(&str, u32); 5] = [
-    ("", 0),
-    (".relu", RELU),
-    (".satfinite", SATFINITE),
-    (".relu.satfinite", RELU | SATFINITE),
-    (".satfinite.relu", RELU | SATFINITE),
-];
 
 /// Decodes the modifiers of a row's constant.
 #[inline(always)]
@@ -54,12 +43,5 @@ fn modifiers(k: u32) -> FloatCvt {
         round: ROUNDINGS[(k & 7) as usize % ROUNDINGS.len()].1,
         ftz: k & FTZ != 0,
         sat: k & SAT != 0,
-        relu: k & RELU != 0,
-        satfinite: k & SATFINITE != 0,
     }
-}
-
-/// The index of a rounding modifier in [`ROUNDINGS`].
-fn rounding(text: &str) -> u32 {
-    ROUNDINGS.iter().position(|(name, _)| *name == text).unwrap_or(0) as u32
 }

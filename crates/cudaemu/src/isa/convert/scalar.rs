@@ -306,10 +306,5 @@ fn floats<S: Float, D: Float>(rows: &mut Vec<Row>, host: Host) {
                 push::<S, D>(rows, &format!("{round}{clamp}"), k | index as u32, &action);
             }
         }
-        if matches!(*round, ".rn" | ".rz") && from == F32 && matches!(to, F16 | Bf16) {
-            for (clamp, k) in &super::CLAMPS[1..] {
-                push::<S, D>(rows, &format!("{round}{clamp}"), k | index as u32, &action);
-            }
-        }
     }
 }

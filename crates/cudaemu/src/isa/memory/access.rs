@@ -1,4 +1,4 @@
-//! `ld`, `ldu`, `ld.global.nc`, `st`: every state space, type and vector (PTX ISA, "Data Movement and Conversion
+//! `ld`, `ld.global.nc`, `st`: every state space, type and vector (PTX ISA, "Data Movement and Conversion
 //! Instructions").
 //!
 //! Registers may be wider than the type: a load then sign-extends signed types and zero-extends all others, and a store takes
@@ -21,7 +21,7 @@ struct Type {
     value: Value,
 }
 
-const TYPES: [Type; 15] = [
+const TYPES: [Type; 14] = [
     Type { name: "b8", bytes: 1, value: Value::B16 },
     Type { name: "u8", bytes: 1, value: Value::B16 },
     Type { name: "s8", bytes: 1, value: Value::B16 },
@@ -36,11 +36,10 @@ const TYPES: [Type; 15] = [
     Type { name: "u64", bytes: 8, value: Value::B64 },
     Type { name: "s64", bytes: 8, value: Value::B64 },
     Type { name: "f64", bytes: 8, value: Value::F64 },
-    Type { name: "b128", bytes: 16, value: Value::B128 },
 ];
 
 /// Handlers by bytes per element and number of elements. The first of the three constants is their product.
-const HANDLERS: [(usize, u8, AccessFn, AccessFn); 12] = [
+const HANDLERS: [(usize, u8, AccessFn, AccessFn); 11] = [
     (1, 1, load::<1, 1, 1>, store::<1, 1, 1>),
     (1, 2, load::<2, 1, 2>, store::<2, 1, 2>),
     (1, 4, load::<4, 1, 4>, store::<4, 1, 4>),
@@ -52,7 +51,6 @@ const HANDLERS: [(usize, u8, AccessFn, AccessFn); 12] = [
     (4, 4, load::<16, 4, 4>, store::<16, 4, 4>),
     (8, 1, load::<8, 8, 1>, store::<8, 8, 1>),
     (8, 2, load::<16, 8, 2>, store::<16, 8, 2>),
-    (16, 1, load::<16, 16, 1>, store::<16, 16, 1>),
 ];
 
 /// Element `index` of `bytes`, with `E` bytes per element.
@@ -93,7 +91,6 @@ fn load<const N: usize, const E: usize, const V: usize>(
             (8, Class::B64) => {
                 cx.regs.set(slot, &each(&bytes, |b| u64::from_le_bytes(element::<N, 8>(&b, index))), mask)
             }
-            (16, Class::B128) => cx.regs.set(slot, &each(&bytes, |b| u128::from_le_bytes(element(&b, index))), mask),
             _ => {
                 let shift = if args.k & SIGNED != 0 { 64 - 8 * E.min(8) } else { 0 };
                 let extend = |b: [u8; N]| {
@@ -129,7 +126,6 @@ fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: u
         }
     };
     match (E, slot.class()) {
-        (16, Class::B128) => bytes.iter_mut().zip(regs.get::<u128>(slot)).for_each(|(l, v)| place(l, &v.to_le_bytes())),
         (4, Class::B32) => bytes.iter_mut().zip(regs.get::<u32>(slot)).for_each(|(l, v)| place(l, &v.to_le_bytes())),
         _ => bytes.iter_mut().zip(regs.get_any(slot)).for_each(|(l, v)| place(l, &v.to_le_bytes())),
     }
@@ -138,7 +134,7 @@ fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: u
 /// Adds the rows of one opcode in one state space.
 fn rows(opcode: &str, space: &str, window: StateSpace, rows: &mut Vec<Row>) {
     // Only accesses that may reach global memory accept a cache policy.
-    let shown = if opcode != "ldu" && (space.is_empty() || space.starts_with(".global")) { 3 } else { 2 };
+    let shown = if space.is_empty() || space.starts_with(".global") { 3 } else { 2 };
     for ty in &TYPES {
         for (bytes, count, load, store) in HANDLERS {
             if bytes != ty.bytes {
@@ -146,19 +142,16 @@ fn rows(opcode: &str, space: &str, window: StateSpace, rows: &mut Vec<Row>) {
             }
             let vector = if count == 1 { String::new() } else { format!(".v{count}") };
             let name = format!("{opcode}{space}{vector}.{}", ty.name);
-            let exact = ty.value == Value::B128;
             rows.push(if opcode == "st" {
-                let source = match (count, exact) {
-                    (1, true) => Operand::In(ty.value),
-                    (1, false) => Operand::InWide(ty.value),
+                let source = match count {
+                    1 => Operand::InWide(ty.value),
                     _ => Operand::InWideVector(count, ty.value),
                 };
                 let operands = [Operand::Address, source, CACHE_POLICY];
                 row(name, &operands[..shown], Category::Store, encode(window), Action::Access(store))
             } else {
-                let target = match (count, exact) {
-                    (1, true) => Operand::Out(ty.value),
-                    (1, false) => Operand::OutWide(ty.value),
+                let target = match count {
+                    1 => Operand::OutWide(ty.value),
                     _ => Operand::OutWideVector(count, ty.value),
                 };
                 let k = encode(window) | if ty.name.starts_with('s') { SIGNED } else { 0 };
@@ -173,9 +166,6 @@ pub(crate) fn family() -> Family {
     let mut list = Vec::new();
     for (space, window) in SPACES {
         rows("ld", space, window, &mut list);
-        if space.is_empty() || space == ".global" {
-            rows("ldu", space, window, &mut list);
-        }
         if ![".const", ".param::entry"].contains(&space) {
             rows("st", space, window, &mut list);
         }
@@ -185,12 +175,6 @@ pub(crate) fn family() -> Family {
     Family {
         title: "Loads and stores",
         rows: list,
-        hints: vec![
-            ("ld", &ORDERING_HINTS),
-            ("ld", &CACHE_HINTS),
-            ("ldu", &ORDERING_HINTS),
-            ("st", &ORDERING_HINTS),
-            ("st", &CACHE_HINTS),
-        ],
+        hints: vec![("ld", &ORDERING_HINTS), ("ld", &CACHE_HINTS), ("st", &ORDERING_HINTS), ("st", &CACHE_HINTS)],
     }
 }

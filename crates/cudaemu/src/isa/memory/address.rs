@@ -1,5 +1,5 @@
 //! Address conversion (`cvta`, `isspacep`, `mapa`, `getctarank`), and the instructions that only advise caches or order memory
-//! and so have no effect: `prefetch`, `prefetchu`, `discard`, `applypriority`, `createpolicy`, `fence`, `membar`.
+//! and so have no effect: `prefetch`, `fence`, `membar`.
 
 use crate::bytecode::{AccessFn, Action};
 use crate::exec_context::{ExecContext, Registers, window};
@@ -109,35 +109,12 @@ fn conversions(rows: &mut Vec<Row>) {
     }
 }
 
-fn cache_control(rows: &mut Vec<Row>) {
-    use Operand::{Address, Imm, In, OptIn, Out};
+fn prefetches(rows: &mut Vec<Row>) {
     for space in ["", ".global", ".local"] {
         for level in ["L1", "L2"] {
-            rows.push(idle(format!("prefetch{space}.{level}"), &[Address], Category::Other));
+            rows.push(idle(format!("prefetch{space}.{level}"), &[Operand::Address], Category::Other));
         }
     }
-    rows.push(idle("prefetchu.L1", &[Address], Category::Other));
-    for space in ["", ".global"] {
-        // `discard` leaves the bytes undefined, so keeping them is correct.
-        for priority in ["evict_last", "evict_normal"] {
-            rows.push(idle(format!("prefetch{space}.L2::{priority}"), &[Address], Category::Other));
-        }
-        rows.push(idle(format!("discard{space}.L2"), &[Address, Imm], Category::Other));
-        rows.push(idle(format!("applypriority{space}.L2::evict_normal"), &[Address, Imm], Category::Other));
-    }
-    let policy = |name: String, operands: &[Operand]| row(name, operands, Category::Other, 0, Action::Compute(zero));
-    let out = Out(Value::B64);
-    for primary in ["evict_last", "evict_normal", "evict_first", "evict_unchanged"] {
-        for secondary in ["", ".L2::evict_first", ".L2::evict_unchanged"] {
-            let name = format!("L2::{primary}{secondary}.b64");
-            rows.push(policy(format!("createpolicy.fractional.{name}"), &[out, OptIn(Value::F32)]));
-            for space in ["", ".global"] {
-                let operands = [out, Address, In(Value::B32), In(Value::B32)];
-                rows.push(policy(format!("createpolicy.range{space}.{name}"), &operands));
-            }
-        }
-    }
-    rows.push(policy("createpolicy.cvt.L2.b64".into(), &[out, In(Value::B64)]));
 }
 
 fn fences(rows: &mut Vec<Row>) {
@@ -167,7 +144,7 @@ fn fences(rows: &mut Vec<Row>) {
 pub(crate) fn family() -> Family {
     let mut rows = Vec::new();
     conversions(&mut rows);
-    cache_control(&mut rows);
+    prefetches(&mut rows);
     fences(&mut rows);
     Family { title: "Addresses, caches and fences", rows, hints: Vec::new() }
 }

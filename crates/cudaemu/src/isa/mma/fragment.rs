@@ -6,7 +6,6 @@
 use super::matrix_spec::{Accumulator, Element};
 use crate::exec_context::{Lanes, Registers};
 use crate::isa::lanes;
-use crate::numeric::fp8::{Fp8, fp8_to_f32};
 use crate::numeric::half::{bf16_to_f32, f16_to_f32, f64_to_f16};
 use crate::operands::Slot;
 
@@ -26,10 +25,9 @@ impl RegisterLayout {
     }
 }
 
-/// A of `m` × `k`: groups are rows. Registers cover the two halves of 16 rows first, then continue along k.
-pub(super) fn layout_a(register: usize, packed: usize, m: usize, k: usize) -> RegisterLayout {
-    let halves = m / 8;
-    let (half, step) = (register % halves, register / halves);
+/// A of 16 × `k`: groups are rows. Registers cover the two halves of 16 rows first, then continue along k.
+pub(super) fn layout_a(register: usize, packed: usize, k: usize) -> RegisterLayout {
+    let (half, step) = (register % 2, register / 2);
     RegisterLayout { base: half * 8 * k + step * 4 * packed, group: k, thread: packed, element: 1 }
 }
 
@@ -42,11 +40,6 @@ pub(super) fn layout_b(register: usize, packed: usize) -> RegisterLayout {
 pub(super) fn layout_c(register: usize, packed: usize) -> RegisterLayout {
     let base = if packed == 2 { register * 64 } else { register / 2 * 64 + register % 2 };
     RegisterLayout { base, group: 8, thread: 2, element: 1 }
-}
-
-/// Fragments of `wmma`, whose layout PTX leaves open: words in order, first across the lanes, then across the registers.
-pub(super) fn layout_linear(register: usize, packed: usize) -> RegisterLayout {
-    RegisterLayout { base: register * 32 * packed, group: 4 * packed, thread: packed, element: 1 }
 }
 
 /// Decodes a fragment's elements into a matrix.
@@ -84,14 +77,8 @@ pub(super) fn decode(words: &Lanes<u32>, element: Element, mut put: impl FnMut(u
         Element::Bf16 => each!(2, |word, at| bf16_to_f32((word >> (16 * at)) as u16)),
         // The tensor core reads sign, exponent and ten fraction bits of the 32.
         Element::Tf32 => each!(1, |word, _| f32::from_bits(word & 0xffff_e000)),
-        Element::E4m3 => each!(4, |word, at| fp8_to_f32(Fp8::E4m3, (word >> (8 * at)) as u8)),
-        Element::E5m2 => each!(4, |word, at| fp8_to_f32(Fp8::E5m2, (word >> (8 * at)) as u8)),
         Element::S8 => each!(4, |word, at| ((word << (24 - 8 * at)) as i32 >> 24) as f32),
         Element::U8 => each!(4, |word, at| (word >> (8 * at) & 0xff) as i32 as f32),
-        Element::S4 => each!(8, |word, at| ((word << (28 - 4 * at)) as i32 >> 28) as f32),
-        Element::U4 => each!(8, |word, at| (word >> (4 * at) & 15) as i32 as f32),
-        // Not decoded here: products of bits work on words (`gather_words`), doubles have other registers (`gather_f64`).
-        Element::B1 | Element::F64 => {}
     }
 }
 
@@ -145,7 +132,7 @@ pub(super) fn scatter_d(
     }
 }
 
-/// Reads a fragment of 32-bit words: integers of C, or words of bits.
+/// Reads a fragment of 32-bit words: integers of C.
 #[inline(always)]
 pub(super) fn gather_words(
     regs: &Registers,
@@ -174,37 +161,5 @@ pub(super) fn scatter_words(
         let place = place(register);
         let words: Lanes<u32> = lanes(|lane| matrix[place.at(lane, 0)]);
         regs.set(slot, &words, mask);
-    }
-}
-
-/// Reads a fragment of `.f64`.
-#[inline(always)]
-pub(super) fn gather_f64(
-    regs: &Registers,
-    slots: &[Slot],
-    matrix: &mut [f64],
-    place: impl Fn(usize) -> RegisterLayout,
-) {
-    for (register, &slot) in slots.iter().enumerate() {
-        let (values, place) = (regs.get::<f64>(slot), place(register));
-        for lane in 0..32 {
-            matrix[place.at(lane, 0)] = values[lane];
-        }
-    }
-}
-
-/// Writes each lane's elements of a `.f64` D.
-#[inline(always)]
-pub(super) fn scatter_f64(
-    regs: &mut Registers,
-    slots: &[Slot],
-    matrix: &[f64],
-    mask: u32,
-    place: impl Fn(usize) -> RegisterLayout,
-) {
-    for (register, &slot) in slots.iter().enumerate() {
-        let place = place(register);
-        let values: Lanes<f64> = lanes(|lane| matrix[place.at(lane, 0)]);
-        regs.set(slot, &values, mask);
     }
 }

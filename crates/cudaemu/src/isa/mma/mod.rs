@@ -1,19 +1,16 @@
-//! Warp-level matrix products: `mma`, `mma.sp` and `wmma` (PTX ISA, "Warp Level Matrix Instructions").
+//! Warp-level matrix products: `mma` (PTX ISA, "Warp Level Matrix Instructions").
 //!
 //! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once,
 //! to nearest even, to the type of the result. Tensor cores instead add the products of a few steps of k in a narrow
 //! fixed-point sum and truncate it. PTX leaves that open, so results of hardware may differ from the emulator's in their last
-//! bits. Sums of `.f64` round at each step, in the order of k, like a chain of `fma`. NaN results are 0x7fffffff (`.f16`:
-//! 0x7fff).
+//! bits. NaN results are 0x7fffffff (`.f16`: 0x7fff).
 //!
 //! | file | content |
 //! |---|---|
 //! | `matrix_spec` | element types, and the encoding of a row's constant |
 //! | `fragment` | distribution of a matrix over the lanes |
 //! | `product` | products of whole matrices |
-//! | `dense` | `mma` |
-//! | `volta` | `mma.m8n8k4` of `.f16`, with its own layout |
-//! | `wmma` | `wmma.mma`; `wmma_memory` has its loads and stores |
+//! | `dense` | the rows and their handlers |
 
 mod dense;
 mod fragment;
@@ -21,20 +18,13 @@ mod matrix_spec;
 mod product;
 #[cfg(test)]
 mod tests;
-mod volta;
-mod wmma;
-mod wmma_memory;
 
 use super::Family;
 use crate::exec_context::ExecContext;
 use crate::fault::{Fault, FaultKind};
 
 pub(crate) fn family() -> Family {
-    let mut rows = dense::rows();
-    rows.extend(volta::rows());
-    rows.extend(wmma::rows());
-    rows.extend(wmma_memory::rows());
-    Family { title: "Matrix products", rows, hints: vec![] }
+    Family { title: "Matrix products", rows: dense::rows(), hints: vec![] }
 }
 
 /// Reports a matrix instruction that not all lanes of a warp execute together.

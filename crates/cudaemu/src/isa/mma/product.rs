@@ -1,8 +1,5 @@
 //! Products of row-major matrices: `c += a · b` with `a` of m × k and `b` of k × n, where `n` is a multiple of 8.
 
-use crate::numeric::Rounding;
-use crate::numeric::double;
-
 /// Columns that are summed side by side, in vector registers of the host.
 const WIDTH: usize = 8;
 
@@ -37,34 +34,4 @@ fn multiply<T: Copy>(a: &[f32], b: &[T], c: &mut [T], n: usize, k: usize, add: i
             (*sums, *more_sums) = (one, two);
         }
     }
-}
-
-/// Doubles: a chain of `fma` along k that starts with the accumulator.
-#[inline(always)]
-pub(super) fn doubles(a: &[f64], b: &[f64], c: &mut [f64], n: usize, k: usize, round: Rounding) {
-    for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
-        for (column, sum) in sums.iter_mut().enumerate() {
-            for (step, &x) in row.iter().enumerate() {
-                *sum = double::fma(x, b[step * n + column], *sum, round);
-            }
-        }
-    }
-}
-
-/// Bits: the number of set bits of `op(a, b)`, in words of 32 bits; `k` counts words.
-pub(super) fn bits(a: &[u32], b: &[u32], c: &mut [u32], n: usize, k: usize, op: impl Fn(u32, u32) -> u32) {
-    for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
-        for (column, sum) in sums.iter_mut().enumerate() {
-            for (step, &x) in row.iter().enumerate() {
-                *sum = sum.wrapping_add(op(x, b[step * n + column]).count_ones());
-            }
-        }
-    }
-}
-
-/// The integer result: accumulator plus sum, clamped (`.satfinite`) or wrapped to 32 bits.
-pub(super) fn add_s32(c: u32, sum: f32, saturate: bool) -> u32 {
-    let exact = i64::from(c as i32) + sum as i64;
-    let result = if saturate { exact.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) } else { exact };
-    result as u32
 }

@@ -21,20 +21,6 @@ fn every_bit_row_gives_known_values() {
     table.check("bfind.shiftamt.s32", &[(&[0], &[none]), (&[-1], &[none]), (&[-2], &[31]), (&[1 << 30], &[1])]);
     table.check("bfind.shiftamt.u64", &[(&[0], &[none]), (&[1], &[63]), (&[-1], &[0]), (&[1 << 40], &[23])]);
     table.check("bfind.shiftamt.s64", &[(&[0], &[none]), (&[-1], &[none]), (&[-2], &[63]), (&[1 << 40], &[23])]);
-    table.check(
-        "fns.b32",
-        &[
-            (&[0b1011_0100, 0, 1], &[2]),
-            (&[0b1011_0100, 0, 3], &[5]),
-            (&[0b1011_0100, 2, 2], &[4]),
-            (&[0b1011_0100, 7, -1], &[7]),
-            (&[0b1011_0100, 6, -2], &[4]),
-            (&[0b1011_0100, 4, 0], &[4]),
-            (&[0b1011_0100, 3, 0], &[none]),
-            (&[0b1011_0100, 0, 5], &[none]),
-            (&[0, 5, 1], &[none]),
-        ],
-    );
     check_bit_fields(&mut table);
     check_permutations(&mut table);
     table.finish();
@@ -94,18 +80,6 @@ fn check_bit_fields(table: &mut Harness) {
         "bfi.b64",
         &[(&[0xff, 0, 40, 8], &[0xff << 40]), (&[0, -1, 0, 64], &[0]), (&[-1, 0, 60, 9], &[0xf << 60])],
     );
-    table.check("szext.clamp.u32", &[(&[-1, 5], &[31]), (&[-1, 0], &[0]), (&[-1, 32], &[-1]), (&[-1, 33], &[-1])]);
-    table.check("szext.wrap.u32", &[(&[-1, 5], &[31]), (&[-1, 32], &[0]), (&[-1, 37], &[31])]);
-    table.check(
-        "szext.clamp.s32",
-        &[(&[0x1f, 5], &[-1]), (&[0x0f, 5], &[15]), (&[7, 0], &[0]), (&[0x1234, 40], &[0x1234])],
-    );
-    table.check("szext.wrap.s32", &[(&[0x1f, 5], &[-1]), (&[0x1f, 37], &[-1]), (&[0x1f, 32], &[0])]);
-    table.check(
-        "bmsk.clamp.b32",
-        &[(&[4, 8], &[0xff0]), (&[28, 8], &[0xf000_0000]), (&[32, 8], &[0]), (&[0, 40], &[-1]), (&[3, 0], &[0])],
-    );
-    table.check("bmsk.wrap.b32", &[(&[4, 8], &[0xff0]), (&[36, 40], &[0xff0]), (&[0, 32], &[0])]);
 }
 
 fn check_permutations(table: &mut Harness) {
@@ -121,16 +95,4 @@ fn check_permutations(table: &mut Harness) {
             (&[a, b, 0xffff_1054], &[0x4100_e584]),
         ],
     );
-    let mut mode = |name: &str, results: [i128; 4]| {
-        for (c, result) in results.into_iter().enumerate() {
-            let c = c as i128;
-            table.check(&format!("prmt.b32.{name}"), &[(&[a, b, c], &[result]), (&[a, b, c | 0xff0], &[result])]);
-        }
-    };
-    mode("f4e", [0x8362_4100, 0x8483_6241, 0xe584_8362, 0xa6e5_8483]);
-    mode("b4e", [0xe5a6_c700, 0xa6c7_0041, 0xc700_4162, 0x0041_6283]);
-    mode("rc8", [0x0000_0000, 0x4141_4141, 0x6262_6262, 0x8383_8383]);
-    mode("ecl", [0x8362_4100, 0x8362_4141, 0x8362_6262, 0x8383_8383]);
-    mode("ecr", [0x0000_0000, 0x4141_4100, 0x6262_4100, 0x8362_4100]);
-    mode("rc16", [0x4100_4100, 0x8362_8362, 0x4100_4100, 0x8362_8362]);
 }

@@ -40,15 +40,6 @@ impl Format {
         if self.is_nan(bits) || bits & self.sign != 0 { 0 } else { bits.min(self.one) }
     }
 
-    /// Applies `.relu`: negative values become 0; NaN becomes the canonical NaN.
-    pub(super) fn relu(self, bits: i128) -> i128 {
-        if self.is_nan(bits) { self.nan() } else { self.negative_to_zero(bits) }
-    }
-
-    fn negative_to_zero(self, bits: i128) -> i128 {
-        if bits & self.sign != 0 { 0 } else { bits }
-    }
-
     /// A value by name: `1`, `-1`, `2`, `0`, `-0`, `inf`, `nan`, `sub` (smallest subnormal), `big` (largest finite value).
     pub(super) fn value(self, name: &str) -> i128 {
         let (sign, name) = name.strip_prefix('-').map_or((0, name), |rest| (self.sign, rest));

@@ -1,7 +1,6 @@
 //! Known values for every row of the instruction table, one file per family.
 
 mod bits;
-mod carry;
 mod compare;
 mod compare_float;
 mod convert;
@@ -13,8 +12,6 @@ mod logic;
 mod matrix;
 mod moves;
 mod vector;
-mod video;
-mod video_scalar;
 
 use super::harness::Harness;
 use super::{Category, Family, Operand, Value, row};

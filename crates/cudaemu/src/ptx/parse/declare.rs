@@ -28,7 +28,6 @@ fn type_of(word: &str) -> Option<Type> {
         "b16" => Type::B16,
         "b32" => Type::B32,
         "b64" => Type::B64,
-        "b128" => Type::B128,
         "u8" => Type::U8,
         "u16" => Type::U16,
         "u32" => Type::U32,
@@ -101,6 +100,9 @@ impl Parser<'_> {
     pub(super) fn registers(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
         self.bump()?;
         let Shape { ty, vector, .. } = self.shape(Space::Reg)?;
+        if vector > 1 {
+            return self.error("vector registers are not supported");
+        }
         loop {
             let line = self.token.line;
             let name = self.name("the name of a register")?;
@@ -115,15 +117,15 @@ impl Parser<'_> {
                 count = u32::try_from(number).ok();
                 self.need(">")?;
             }
-            out.push(Statement::Registers { ty, vector, name, count, line });
+            out.push(Statement::Registers { ty, name, count, line });
             if !self.eat(",")? {
                 return self.need(";");
             }
         }
     }
 
-    /// `(.param .b32 a, .reg .u64 b)`; in a prototype, names may be `_`.
-    pub(super) fn parameters(&mut self, prototype: bool) -> Result<Vec<Variable>, Error> {
+    /// `(.param .b32 a, .reg .u64 b)`
+    pub(super) fn parameters(&mut self) -> Result<Vec<Variable>, Error> {
         self.need("(")?;
         let mut all = Vec::new();
         while !self.is(")") {
@@ -133,13 +135,7 @@ impl Parser<'_> {
             self.bump()?;
             let shape = self.shape(space)?;
             let line = self.token.line;
-            let name = match self.token.kind {
-                TokenKind::Name("_") if prototype => {
-                    self.bump()?;
-                    self.intern("_")
-                }
-                _ => self.name("the name of a parameter")?,
-            };
+            let name = self.name("the name of a parameter")?;
             all.push(self.variable(name, space, shape, line)?);
             if !self.eat(",")? {
                 break;
@@ -168,10 +164,6 @@ impl Parser<'_> {
                     if self.eat_word("align")? {
                         self.alignment()?;
                     }
-                    continue;
-                }
-                ("attribute", _) if ty.is_none() => {
-                    self.attribute()?;
                     continue;
                 }
                 ("v2", _) if vector.is_none() && ty.is_none() => vector = Some(2),
@@ -203,29 +195,6 @@ impl Parser<'_> {
             bytes => {
                 self.token = start;
                 self.error(format!("expected an alignment that is a power of two up to {MAX_ALIGN}, found {bytes}"))
-            }
-        }
-    }
-
-    /// `.attribute(.managed, .unified(1, 2))`: accepted without effect, because all emulated memory is unified.
-    pub(super) fn attribute(&mut self) -> Result<(), Error> {
-        self.bump()?;
-        self.need("(")?;
-        loop {
-            match self.token.kind {
-                TokenKind::DotWord("managed") => _ = self.bump()?,
-                TokenKind::DotWord("unified") => {
-                    self.bump()?;
-                    self.need("(")?;
-                    self.expr()?;
-                    self.need(",")?;
-                    self.expr()?;
-                    self.need(")")?;
-                }
-                _ => return self.expected("`.managed` or `.unified`"),
-            }
-            if !self.eat(",")? {
-                return self.need(")");
             }
         }
     }

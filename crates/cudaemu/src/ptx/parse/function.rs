@@ -23,16 +23,13 @@ impl Parser<'_> {
             linkage,
             line,
         };
-        while self.token.kind == TokenKind::DotWord("attribute") {
-            self.attribute()?;
-        }
         if !entry && self.is("(") {
-            function.returns = self.parameters(false)?;
+            function.returns = self.parameters()?;
         }
         function.name = self.name("the name of a function")?;
         if self.is("(") {
             let start = self.token;
-            function.params = self.parameters(false)?;
+            function.params = self.parameters()?;
             if entry && function.params.iter().any(|param| param.space != Space::Param) {
                 return Err(Error::new(
                     self.lexer.text,

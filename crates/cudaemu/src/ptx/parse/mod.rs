@@ -1,7 +1,7 @@
 //! Parser: tokens → syntax tree, by recursive descent with one token of look-ahead.
 
+mod constant;
 mod declare;
-mod expr;
 mod function;
 mod init;
 mod module;
@@ -24,7 +24,7 @@ const MAX_DEPTH: u32 = 100;
 pub fn parse(text: &str) -> Result<Module, Error> {
     let mut lexer = Lexer::new(text);
     let token = lexer.next()?;
-    Parser { lexer, token, names: HashSet::new(), depth: 0, padding: 0 }.module()
+    Parser { lexer, token, names: HashSet::new(), depth: 0 }.module()
 }
 
 /// State of the parser on one text.
@@ -36,8 +36,6 @@ struct Parser<'a> {
     names: HashSet<Arc<str>>,
     /// Current nesting of blocks and expressions.
     depth: u32,
-    /// Zeros added to initialisers so far.
-    padding: u64,
 }
 
 impl<'a> Parser<'a> {
@@ -100,22 +98,12 @@ impl<'a> Parser<'a> {
     /// Consumes a name; fails with `what` as the expected item if the next token is none.
     fn name(&mut self, what: &str) -> Result<Name, Error> {
         match self.token.kind {
-            TokenKind::Name(name) if name != "_" && name != expr::WARP_SIZE => {
+            TokenKind::Name(name) if name != "_" && name != constant::WARP_SIZE => {
                 self.bump()?;
                 Ok(self.intern(name))
             }
             _ => self.expected(what),
         }
-    }
-
-    /// Consumes `a, b, …` up to and including the semicolon.
-    fn names(&mut self, what: &str) -> Result<Vec<Name>, Error> {
-        let mut names = vec![self.name(what)?];
-        while self.eat(",")? {
-            names.push(self.name(what)?);
-        }
-        self.need(";")?;
-        Ok(names)
     }
 
     /// Runs `inner` one nesting level deeper.

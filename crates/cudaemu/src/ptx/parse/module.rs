@@ -2,7 +2,7 @@
 
 use super::Parser;
 use crate::ptx::Error;
-use crate::ptx::ast::{Alias, Linkage, Module, Space};
+use crate::ptx::ast::{Linkage, Module, Space};
 use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
@@ -80,14 +80,6 @@ impl Parser<'_> {
     fn module_item(&mut self, module: &mut Module) -> Result<(), Error> {
         let line = self.token.line;
         if self.skip_directive()? {
-            return Ok(());
-        }
-        if self.eat_word("alias")? {
-            let name = self.name("the new name of a function")?;
-            self.need(",")?;
-            let of = self.name("the name of a function")?;
-            self.need(";")?;
-            module.aliases.push(Alias { name, of, line });
             return Ok(());
         }
         let linkage = self.linkage()?;

@@ -1,7 +1,7 @@
 //! Parser of instruction operands (PTX ISA, "Instruction Operands").
 
 use super::Parser;
-use super::expr::{Value, WARP_SIZE};
+use super::constant::{Value, WARP_SIZE};
 use crate::ptx::Error;
 use crate::ptx::ast::{Name, Operand};
 use crate::ptx::lexer::TokenKind;
@@ -57,20 +57,16 @@ impl Parser<'_> {
                 self.bump()?;
                 match self.token.kind {
                     TokenKind::Name(name) if name != WARP_SIZE => Ok(Operand::Not(self.register()?)),
-                    _ => {
-                        let first = self.unary()?.not();
-                        Ok(constant(self.expr_from(first)?))
-                    }
+                    _ => self.expected("a predicate after `!`"),
                 }
             }
             TokenKind::F32(bits) => {
                 self.bump()?;
                 Ok(Operand::F32(bits))
             }
-            TokenKind::Int { .. }
-            | TokenKind::F64(_)
-            | TokenKind::Name(_)
-            | TokenKind::Punct("+" | "-" | "~" | "(") => Ok(constant(self.expr()?)),
+            TokenKind::Int { .. } | TokenKind::F64(_) | TokenKind::Name(_) | TokenKind::Punct("-") => {
+                Ok(constant(self.constant()?))
+            }
             _ => self.expected("an operand"),
         }
     }
@@ -96,7 +92,7 @@ impl Parser<'_> {
         };
         let offset = match &base {
             Some(_) => self.offset()?,
-            None => match self.expr()?.bits() {
+            None => match self.constant()?.bits() {
                 Some(bits) => bits as i64,
                 None => return self.error("expected an integer address"),
             },
@@ -111,8 +107,7 @@ impl Parser<'_> {
 
 fn constant(value: Value) -> Operand {
     match value {
-        Value::Signed(value) => Operand::Int(i128::from(value)),
-        Value::Unsigned(value) => Operand::Int(i128::from(value)),
+        Value::Int(value) => Operand::Int(value),
         Value::Float(value) => Operand::F64(value.to_bits()),
     }
 }

@@ -36,45 +36,13 @@ impl Parser<'_> {
                 let first = self.bump()?;
                 if self.eat(":")? {
                     let label = self.intern(name);
-                    return self.labelled(label, first.line, out);
+                    out.push(Statement::Label(label, first.line));
+                    return Ok(());
                 }
                 self.opcode(None, name, first.line, out)?;
             }
             TokenKind::DotWord(_) => self.directive(out)?,
             _ => return self.expected("an instruction, a label, a declaration or `}`"),
-        }
-        Ok(())
-    }
-
-    /// Parses the directive after a label's colon if it uses the label (such as `.branchtargets`); otherwise adds the label
-    /// itself.
-    fn labelled(&mut self, name: Name, line: u32, out: &mut Vec<Statement>) -> Result<(), Error> {
-        match self.token.kind {
-            TokenKind::DotWord("branchtargets") => {
-                self.bump()?;
-                out.push(Statement::BranchTargets(name, self.names("a label")?, line));
-            }
-            TokenKind::DotWord("calltargets") => {
-                self.bump()?;
-                out.push(Statement::CallTargets(name, self.names("the name of a function")?, line));
-            }
-            TokenKind::DotWord("callprototype") => {
-                self.bump()?;
-                let returns = if self.is("(") { self.parameters(true)? } else { Vec::new() };
-                match self.token.kind {
-                    TokenKind::Name("_") => _ = self.bump()?,
-                    _ => return self.expected("`_` in the place of the function's name"),
-                }
-                let params = if self.is("(") { self.parameters(true)? } else { Vec::new() };
-                while let TokenKind::DotWord("noreturn" | "abi_preserve" | "abi_preserve_control") = self.token.kind {
-                    if self.bump()?.kind != TokenKind::DotWord("noreturn") {
-                        self.count()?;
-                    }
-                }
-                self.need(";")?;
-                out.push(Statement::CallPrototype { name, returns, params, line });
-            }
-            _ => out.push(Statement::Label(name, line)),
         }
         Ok(())
     }

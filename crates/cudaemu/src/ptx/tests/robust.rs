@@ -15,7 +15,7 @@ fn the_test_kernels_parse() {
         }
     }
     let sample = parse(SAMPLE).unwrap();
-    assert_eq!((sample.functions.len(), sample.variables.len(), sample.aliases.len()), (8, 16, 1));
+    assert_eq!((sample.functions.len(), sample.variables.len()), (8, 12));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn mutated_texts_never_panic() {
     let mut random = fastrand::Rng::with_seed(4);
     let pieces: Vec<_> =
         "{ } ( ) [ ] < > , ; : = + - | @ ! . \" /* */ // % $ _ :: 0x 0f 0d3FF0 4294967296 18446744073709551616 \
-        -1 1e999 .reg .b32 .param .align .v4 .global generic( 0xFF( ?1: \u{e9} \0 call WARP_SZ"
+        -1 1e999 .reg .b32 .param .align .v4 .global \u{e9} \0 call WARP_SZ"
             .split(' ')
             .chain(["\n"])
             .collect();
@@ -76,13 +76,8 @@ fn hostile_texts_are_parsed_or_rejected_in_linear_time() {
         ("blocks", body("{".repeat(n)), false),
         ("parentheses", body(format!("mov.u32 %r1, {}", "(".repeat(n))), false),
         ("minus", body(format!("mov.u32 %r1, {}1;", "-".repeat(n))), false),
-        ("casts", body(format!("mov.u32 %r1, {}1;", "(.s64)".repeat(n))), false),
-        ("ternaries", body(format!("mov.u32 %r1, {}1;", "1?1:".repeat(n))), false),
-        ("sum", body(format!("mov.u32 %r1, 1{};", "+1".repeat(n))), true),
-        ("offsets", body(format!("ld.u32 %r1, [%r1{}];", "+1".repeat(n))), true),
         ("braces of an initialiser", format!("{head}.global .b8 x[1] = {}", "{".repeat(n)), false),
         ("dimensions", format!("{head}.global .b8 x{};", "[1]".repeat(n)), false),
-        ("left-out zeros", format!("{head}.global .b8 x[4][1000000000] = {{{{1}},{{2}}}};"), false),
         ("digits", body(format!("mov.u32 %r1, {};", "1".repeat(n))), false),
         ("digits of a float", body(format!("mov.f64 %r1, {}.0;", "1".repeat(n))), true),
         ("a long name", body(format!("mov.u32 {}, 1;", "a".repeat(n))), true),

@@ -1,6 +1,6 @@
 //! Texts and their syntax trees.
 
-use crate::ptx::ast::{Function, Init, Instruction, Linkage, Module, Operand, Statement, Type, Variable};
+use crate::ptx::ast::{Function, Instruction, Linkage, Module, Operand, Statement, Type, Variable};
 use crate::ptx::parse;
 
 fn module(items: &str) -> Module {
@@ -42,39 +42,17 @@ fn instruction(instruction: &Instruction) -> String {
     text
 }
 
-fn init(init: &Init) -> String {
-    match init {
-        Init::Bits(bits) => format!("{bits:x}"),
-        Init::Symbol { name, offset, generic, mask } => {
-            format!(
-                "{name}+{offset}{}{}",
-                if *generic { " generic" } else { "" },
-                match mask {
-                    0 => String::new(),
-                    mask => format!(" mask {mask:x}"),
-                }
-            )
-        }
-    }
-}
-
 fn variable(variable: &Variable) -> String {
     let Variable { name, space, ty, vector, align, dims, init: values, linkage, .. } = variable;
-    let values = values.iter().map(init).collect::<Vec<_>>().join(",");
+    let values = values.iter().map(|bits| format!("{bits:x}")).collect::<Vec<_>>().join(",");
     format!("{linkage:?} {space:?} {ty:?}x{vector} align {align} {name}{dims:?} = {values}")
 }
 
 fn statement(statement: &Statement) -> String {
-    let variables = |all: &[Variable]| all.iter().map(variable).collect::<Vec<_>>().join("; ");
     match statement {
         Statement::Label(name, _) => format!("{name}:"),
-        Statement::Registers { ty, vector, name, count, .. } => format!("reg {ty:?}x{vector} {name} {count:?}"),
+        Statement::Registers { ty, name, count, .. } => format!("reg {ty:?} {name} {count:?}"),
         Statement::Variable(found) => variable(found),
-        Statement::BranchTargets(name, labels, _) => format!("{name}: branch {labels:?}"),
-        Statement::CallTargets(name, functions, _) => format!("{name}: call {functions:?}"),
-        Statement::CallPrototype { name, returns, params, .. } => {
-            format!("{name}: ({}) ({})", variables(returns), variables(params))
-        }
         Statement::Block(all) => format!("{{ {} }}", all.iter().map(self::statement).collect::<Vec<_>>().join(" / ")),
         Statement::UsedBytes(mask) => format!("used bytes {mask:#x}"),
         Statement::Instruction(found) => instruction(found),
@@ -95,21 +73,19 @@ fn instructions_become_opcode_and_operands() {
             "ld.global.L1::evict_last.L2::128B.v2.f32  {%f1 sink}  [%rd1 -8]",
         ),
         ("ld.shared::cta.u32 %r1, [buffer];", "ld.shared::cta.u32  %r1  [buffer 0]"),
-        ("ld.local.u32 %r1, [16 + 8*2];", "ld.local.u32  %r1  [- 32]"),
+        ("ld.local.u32 %r1, [32];", "ld.local.u32  %r1  [- 32]"),
         ("st.param.b32 [param0+0], %r1;", "st.param.b32  [param0 0]  %r1"),
-        ("ld.u32 %r1, [%rd1+4-8];", "ld.u32  %r1  [%rd1 -4]"),
-        ("mov.u64 %rd1, table+(4*3);", "mov.u64  %rd1  offset:table:12"),
+        ("ld.u32 %r1, [%rd1+-4];", "ld.u32  %r1  [%rd1 -4]"),
+        ("mov.u64 %rd1, table+12;", "mov.u64  %rd1  offset:table:12"),
         ("setp.eq.and.s32 %p1|%p2, %r1, 0x1F, !%p3;", "setp.eq.and.s32  pair:%p1:%p2  %r1  int:31  not:%p3"),
         (
             "shfl.sync.down.b32 %r1|_, %r2, 16, 31, -1;",
             "shfl.sync.down.b32  pair:%r1:sink  %r2  int:16  int:31  int:-1",
         ),
-        ("vadd.s32.s32.s32 %r1, %r2.b0, %r3.h1;", "vadd.s32.s32.s32  %r1  %r2.b0  %r3.h1"),
         ("mov.b64 {%r1, %r2}, %rd1;", "mov.b64  {%r1 %r2}  %rd1"),
-        ("st.v2.b32 [%rd1], {1+2, 0f3F800000};", "st.v2.b32  [%rd1 0]  {int:3 f32:3F800000}"),
+        ("st.v2.b32 [%rd1], {3, 0f3F800000};", "st.v2.b32  [%rd1 0]  {int:3 f32:3F800000}"),
         ("call (retval0), f, (a, 5);", "call  (retval0)  f  (a int:5)"),
         ("call.uni f;", "call.uni  f"),
-        ("call (r), %rd1, (a, (1+2)), proto;", "call  (r)  %rd1  (a int:3)  proto"),
         ("call (), f, ();", "call  ()  f  ()"),
     ];
     for (text, tree) in cases {
@@ -119,7 +95,7 @@ fn instructions_become_opcode_and_operands() {
 }
 
 #[test]
-fn constant_expressions_are_evaluated() {
+fn constants_have_their_value() {
     let cases = [
         ("0", "int:0"),
         ("017", "int:15"),
@@ -128,31 +104,14 @@ fn constant_expressions_are_evaluated() {
         ("0xFFFFFFFFFFFFFFFF", "int:18446744073709551615"),
         ("-9223372036854775808", "int:-9223372036854775808"),
         ("-1", "int:-1"),
-        ("-1U", "int:18446744073709551615"),
-        ("~7", "int:18446744073709551608"),
-        ("!5", "int:0"),
-        ("!(1 == 2)", "int:1"),
-        ("2 + 3 * 4 - 10 / 3 % 2", "int:13"),
-        ("(2 + 3) * 4", "int:20"),
-        ("1 << 4 | 3 & 1 ^ 2", "int:19"),
-        ("-8 >> 1", "int:-4"),
-        ("1 << 64", "int:0"),
-        ("-1 < 1", "int:1"),
-        ("-1 < 1U", "int:0"),
-        ("1 && 0 || 2 >= 2", "int:1"),
-        ("3 > 2 ? 10 : 20", "int:10"),
-        ("0 ? 1 : 0 ? 2 : 3", "int:3"),
-        ("(.u64) -1", "int:18446744073709551615"),
-        ("(.s64) 2.5", "int:2"),
-        ("WARP_SZ - 1", "int:31"),
+        ("WARP_SZ", "int:32"),
         ("0f3F800000", "f32:3F800000"),
         ("0d3FF0000000000000", "f64:1.0"),
         ("1.5e2", "f64:150.0"),
         ("1e5", "f64:100000.0"),
         ("1.", "f64:1.0"),
         (".5", "f64:0.5"),
-        ("-2.5 * 2", "f64:-5.0"),
-        ("1 ? 2 : 3.0", "f64:2.0"),
+        ("-2.5", "f64:-2.5"),
     ];
     for (text, tree) in cases {
         match &body(&format!("mov.b64 %rd1, {text};"))[..] {
@@ -165,18 +124,10 @@ fn constant_expressions_are_evaluated() {
 #[test]
 fn statements_become_syntax_trees() {
     let cases: &[(&str, &[&str])] = &[
-        (".reg .b32 %r<10>, a;", &["reg B32x1 %r Some(10)", "reg B32x1 a None"]),
-        (".reg .v4 .f32 v;", &["reg F32x4 v None"]),
+        (".reg .b32 %r<10>, a;", &["reg B32 %r Some(10)", "reg B32 a None"]),
         ("a: b : ret;", &["a:", "b:", "ret"]),
-        ("{ .reg .pred p; { L: } }", &["{ reg Predx1 p None / { L: } }"]),
+        ("{ .reg .pred p; { L: } }", &["{ reg Pred p None / { L: } }"]),
         (".param .align 8 .b8 p[24];", &["Internal Param B8x1 align 8 p[24] = "]),
-        ("t: .branchtargets a, b;", &["t: branch [\"a\", \"b\"]"]),
-        ("t: .calltargets f;", &["t: call [\"f\"]"]),
-        (
-            "p: .callprototype (.param .b32 _) _ (.param .align 4 .b8 _[8]);",
-            &["p: (Internal Param B32x1 align 0 _[] = ) (Internal Param B8x1 align 4 _[8] = )"],
-        ),
-        ("p: .callprototype ()_ () .noreturn;", &["p: () ()"]),
         (".loc 1 2 3, function_name $L, inlined_at 1 2 3\n.pragma \"nounroll\"; // c\n/* c */ ret;", &["ret"]),
     ];
     for (text, trees) in cases {
@@ -191,28 +142,14 @@ fn variables_have_their_type_alignment_and_initial_value() {
         (".global .u32 x;", "Internal Global U32x1 align 0 x[] = "),
         (".visible .const .align 8 .v2 .f32 x[3];", "Visible Const F32x2 align 8 x[3] = "),
         (".extern .shared .align 16 .b8 x[];", "Extern Shared B8x1 align 16 x[0] = "),
-        (".common .global .attribute(.managed) .f16x2 x[2][WARP_SZ];", "Common Global F16x2x1 align 0 x[2, 32] = "),
+        (".common .global .f16x2 x[2][WARP_SZ];", "Common Global F16x2x1 align 0 x[2, 32] = "),
         (".global .s8 x[4] = {-1, 0xFF, 255, 0};", "Internal Global S8x1 align 0 x[4] = ff,ff,ff,0"),
-        (".global .s32 x[2][3] = {{1}, {4, 5}};", "Internal Global S32x1 align 0 x[2, 3] = 1,0,0,4,5"),
-        (".global .s32 x[][2] = {{1}, {}, {3}};", "Internal Global S32x1 align 0 x[0, 2] = 1,0,0,0,3"),
         (
             ".global .f32 x[3] = {1.0, 0f40000000, -0.5};",
             "Internal Global F32x1 align 0 x[3] = 3f800000,40000000,bf000000",
         ),
-        (".global .f64 x = 0f3F800000;", "Internal Global F64x1 align 0 x[] = 3ff0000000000000"),
-        (
-            ".global .v2 .f64 x[2] = {{1.0, 2.0}, {3.0}};",
-            "Internal Global F64x2 align 0 x[2] = 3ff0000000000000,4000000000000000,4008000000000000",
-        ),
+        (".global .f64 x = 0d3FF0000000000000;", "Internal Global F64x1 align 0 x[] = 3ff0000000000000"),
         (".global .b64 x = 0xFFFFFFFFFFFFFFFF;", "Internal Global B64x1 align 0 x[] = ffffffffffffffff"),
-        (
-            ".global .u64 x[4] = {f, generic(y)+8, z+-4, (1 + 1) * 2};",
-            "Internal Global U64x1 align 0 x[4] = f+0,y+8 generic,z+-4,4",
-        ),
-        (
-            ".global .u8 x[] = {0xFF(y), 0xFF00(generic(y)+4), 0xFF + 1};",
-            "Internal Global U8x1 align 0 x[0] = y+0 mask ff,y+4 generic mask ff00,0",
-        ),
     ];
     for (text, tree) in cases {
         let module = module(text);
@@ -230,8 +167,7 @@ fn functions_have_their_parameters_and_directives() {
          .maxntid 256, 2 .minnctapersm 2 .maxnreg 64 .pragma \"noinline\"; { ret; }
          .entry r .reqntid 32 .reqnctapercluster 2, 1, 1 .explicitcluster { }
          .func (.param .b32 v) f (.reg .u32 x, .param .b8 rest[]);
-         .weak .func never() .noreturn { trap; }
-         .alias g, f;",
+         .weak .func never() .noreturn { trap; }",
     );
     let list = |all: &[Variable]| all.iter().map(variable).collect::<Vec<_>>();
     let [k, r, f, never] = &module.functions[..] else { panic!("{module:?}") };
@@ -244,7 +180,6 @@ fn functions_have_their_parameters_and_directives() {
     let bodies = |f: &Function| f.body.as_ref().map(Vec::len);
     assert_eq!([k, r, f, never].map(bodies), [Some(1), Some(0), None, Some(1)]);
     assert_eq!((never.noreturn, never.entry, never.linkage), (true, false, Linkage::Weak));
-    assert_eq!((&*module.aliases[0].name, &*module.aliases[0].of, module.aliases[0].line), ("g", "f", 9));
 }
 
 #[test]
@@ -269,7 +204,7 @@ fn a_line_counts_every_newline() {
 
 #[test]
 fn types_have_their_sizes_in_bytes() {
-    let sizes = [(Type::Pred, 0), (Type::S8, 1), (Type::BF16, 2), (Type::F16x2, 4), (Type::F64, 8), (Type::B128, 16)];
+    let sizes = [(Type::Pred, 0), (Type::S8, 1), (Type::BF16, 2), (Type::F16x2, 4), (Type::F64, 8)];
     for (ty, bytes) in sizes {
         assert_eq!(ty.bytes(), bytes, "{ty:?}");
     }

@@ -7,7 +7,7 @@ mod devices;
 mod faults;
 mod memory;
 mod modules;
+mod outputs;
 mod peers;
-mod printing;
 mod streams;
 pub(crate) mod support;

@@ -1,4 +1,4 @@
-//! Modules, functions, occupancy, libraries, and functions found by name.
+//! Modules, functions and occupancy.
 
 use std::ffi::{CStr, CString, c_void};
 
@@ -84,13 +84,13 @@ fn function_attributes_and_occupancy_follow_the_limits() {
         assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_BINARY_VERSION), 80);
         assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES), 0);
         assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), 48 << 10);
-        let blocks =
-            |threads, shared| get(|n| sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(n, scale, threads, shared));
-        assert_eq!([blocks(256, 0), blocks(1024, 0), blocks(32, 0), blocks(128, 80 << 10)], [8, 2, 32, 2]);
-        let (mut grid, mut block) = (0, 0);
-        ok(sys::cuOccupancyMaxPotentialBlockSize(&mut grid, &mut block, scale, None, 0, 0));
-        assert_eq!((grid, block), (216, 1024));
-        ok(sys::cuFuncSetCacheConfig(scale, sys::CUfunc_cache_enum::CU_FUNC_CACHE_PREFER_L1));
+        for (shared, most, expected) in
+            [(0, 0, (216, 1024)), (0, 256, (864, 256)), (0, 32, (3456, 32)), (40 << 10, 128, (432, 128))]
+        {
+            let (mut grid, mut block) = (0, 0);
+            ok(sys::cuOccupancyMaxPotentialBlockSizeWithFlags(&mut grid, &mut block, scale, None, shared, most, 0));
+            assert_eq!((grid, block), expected, "{shared} {most}");
+        }
     }
 }
 
@@ -113,7 +113,7 @@ fn unsupported_launch_attributes_are_rejected() {
             (L::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, [1, 1, 1], CUresult::CUDA_SUCCESS),
             (L::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, [2, 1, 1], CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE),
             (L::CU_LAUNCH_ATTRIBUTE_PRIORITY, [0, 0, 0], CUresult::CUDA_SUCCESS),
-            (L::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, [1, 0, 0], CUresult::CUDA_SUCCESS),
+            (L::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, [1, 0, 0], CUresult::CUDA_ERROR_NOT_SUPPORTED),
         ] {
             let mut attributes = [attribute(id, value)];
             let config = sys::CUlaunchConfig {
@@ -132,60 +132,6 @@ fn unsupported_launch_attributes_are_rejected() {
         }
         ok(sys::cuCtxSynchronize());
     }
-}
-
-#[test]
-fn libraries_are_loaded_into_each_context() {
-    let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
-    let text = CString::new(KERNELS).unwrap();
-    // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
-    unsafe {
-        let first = PrimaryContext::new(0);
-        let second = PrimaryContext::new(1);
-        let (null, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let library = handle(|l| {
-            let image = text.as_ptr().cast();
-            sys::cuLibraryLoadData(l, image, null, none, 0, std::ptr::null_mut(), std::ptr::null_mut(), 0)
-        });
-        let kernel = handle(|k| sys::cuLibraryGetKernel(k, library, c"scale".as_ptr()));
-        for context in [first.context, second.context] {
-            ok(sys::cuCtxSetCurrent(context));
-            let a = get(|a| sys::cuMemAlloc_v2(a, 4));
-            ok(sys::cuMemsetD32_v2(a, 5, 1));
-            ok(launch(kernel.cast(), 1, std::ptr::null_mut(), &[a, 3, 1]));
-            let mut word = 0u32;
-            ok(sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), a, 4));
-            assert_eq!(word, 15);
-            ok(sys::cuMemFree_v2(a));
-            let function = handle(|f| sys::cuKernelGetFunction(f, kernel));
-            assert_eq!(launch(function, 1, std::ptr::null_mut(), &[0, 0, 0]), CUresult::CUDA_SUCCESS);
-            ok(sys::cuCtxSynchronize());
-        }
-        ok(sys::cuLibraryUnload(library));
-        assert_eq!(sys::cuLibraryUnload(library), CUresult::CUDA_ERROR_INVALID_HANDLE);
-        drop((first, second));
-    }
-    assert_eq!(emulator.reports(), Vec::<String>::new());
-}
-
-#[test]
-fn functions_are_found_by_name_and_version() {
-    let _emulator = cudaemu::test::start("").unwrap();
-    let find = |name: &CStr, version| {
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the name is a C string, the out parameter points to a variable of its type.
-        let answer =
-            unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, std::ptr::null_mut()) };
-        (answer == CUresult::CUDA_SUCCESS).then_some(function as usize)
-    };
-    assert_eq!(find(c"cuMemAlloc", 12000), find(c"cuMemAlloc_v2", 12000));
-    assert!(find(c"cuMemAlloc", 12000).is_some());
-    assert_ne!(find(c"cuMemPrefetchAsync", 12000), find(c"cuMemPrefetchAsync", 12020));
-    assert_eq!(find(c"cuNoSuchFunction", 12000), None);
-    let init = find(c"cuInit", 2000).unwrap();
-    // SAFETY: the address is cuInit's.
-    let init = unsafe { std::mem::transmute::<usize, extern "C" fn(u32) -> u32>(init) };
-    assert_eq!(init(0), 0);
 }
 
 #[test]

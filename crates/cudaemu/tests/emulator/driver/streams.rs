@@ -105,7 +105,7 @@ fn pinned_memory_may_be_read_before_or_after_a_later_write() {
             let _primary = PrimaryContext::new(0);
             // SAFETY: the pinned word is written while a copy may read it, which is tested; no other code reads it.
             unsafe {
-                let pinned: *mut c_void = handle(|p| sys::cuMemAllocHost_v2(p, 4));
+                let pinned: *mut c_void = handle(|p| sys::cuMemHostAlloc(p, 4, 0));
                 let a = get(|a| sys::cuMemAlloc_v2(a, 4));
                 let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
                 pinned.cast::<u32>().write_volatile(1);
@@ -154,9 +154,8 @@ static CALLS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn count(step: *mut c_void) {
     // A host callback must not call the driver.
-    let mut device = 0;
-    // SAFETY: the out parameter points to a variable of its type.
-    let answer = unsafe { sys::cuCtxGetDevice(&mut device) };
+    // SAFETY: it takes no arguments.
+    let answer = unsafe { sys::cuCtxSynchronize() };
     assert_eq!(answer, CUresult::CUDA_ERROR_NOT_PERMITTED);
     CALLS.fetch_add(step as u32, Ordering::Relaxed);
 }

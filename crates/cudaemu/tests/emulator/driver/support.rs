@@ -132,10 +132,51 @@ pub fn get_function(module: sys::CUmodule, name: &str) -> sys::CUfunction {
     handle(|f| unsafe { sys::cuModuleGetFunction(f, module, name.as_ptr()) })
 }
 
+/// Parameters of a kernel node of one block of `threads` threads; `pointers` point to the kernel's parameters.
+pub fn node_params(
+    function: sys::CUfunction,
+    threads: u32,
+    pointers: &mut [*mut std::ffi::c_void],
+) -> sys::CUDA_KERNEL_NODE_PARAMS {
+    sys::CUDA_KERNEL_NODE_PARAMS {
+        func: function,
+        gridDimX: 1,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        kernelParams: pointers.as_mut_ptr(),
+        extra: std::ptr::null_mut(),
+        kern: std::ptr::null_mut(),
+        ctx: std::ptr::null_mut(),
+    }
+}
+
+/// Adds a kernel node of one block to a graph, behind the nodes `after`; parameters as for [`launch`].
+pub fn add_node(
+    graph: sys::CUgraph,
+    function: sys::CUfunction,
+    threads: u32,
+    params: &[u64],
+    after: &[sys::CUgraphNode],
+) -> sys::CUgraphNode {
+    let mut pointers = pointers(params);
+    let node = node_params(function, threads, &mut pointers);
+    // SAFETY: all structures are complete, and live during the call.
+    handle(|n| unsafe { sys::cuGraphAddKernelNode_v2(n, graph, after.as_ptr(), after.len(), &node) })
+}
+
+/// Pointers to parameters, which a call only reads.
+pub fn pointers(params: &[u64]) -> Vec<*mut std::ffi::c_void> {
+    params.iter().map(|value| std::ptr::from_ref(value).cast_mut().cast()).collect()
+}
+
 /// Launches one block of `threads` threads in a stream. Parameters are given as 8-byte values; the kernel reads as many bytes
 /// of each as it declares.
 pub fn launch(function: sys::CUfunction, threads: u32, stream: sys::CUstream, params: &[u64]) -> CUresult {
-    let mut pointers: Vec<_> = params.iter().map(|value| std::ptr::from_ref(value).cast_mut().cast()).collect();
+    let mut pointers = pointers(params);
     // SAFETY: for each parameter of the kernels there is a pointer to at least its number of bytes.
     unsafe {
         sys::cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, pointers.as_mut_ptr(), std::ptr::null_mut())

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::support::{Kernels, add, address, context, emulator, ok, read};
+use super::support::{GraphExec, Kernels, add, address, context, emulator, graph, ok, read};
 use cudarc::driver::sys;
 
 /// Test timeout: only a failure waits this long.
@@ -76,7 +76,7 @@ fn queued_work_runs_without_synchronisation() {
                         std::ptr::from_ref(&sender).cast_mut().cast(),
                     ));
                     notified.recv_timeout(TIMEOUT).unwrap();
-                    ok(sys::cuMemAllocHost_v2(&mut pinned, 128));
+                    ok(sys::cuMemHostAlloc(&mut pinned, 128, 0));
                     pinned.cast::<f32>().write_volatile(0.0);
                     ok(sys::cuMemcpyDtoHAsync_v2(pinned, address(&data, &stream), 128, stream.cu_stream()));
                     let deadline = Instant::now() + TIMEOUT;
@@ -122,29 +122,24 @@ fn events_order_graphs_of_two_streams() {
             let context = context(0);
             let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
             let kernels = Kernels::load(&context);
-            let mut data = first.clone_htod(&[1.0f32; 32]).unwrap();
-            let mut out = first.clone_htod(&[0.0f32; 32]).unwrap();
+            let data = first.clone_htod(&[1.0f32; 32]).unwrap();
+            let out = first.clone_htod(&[0.0f32; 32]).unwrap();
             first.synchronize().unwrap();
-            let event = context.new_event(None).unwrap();
-            let begin = |stream: &std::sync::Arc<cudarc::driver::CudaStream>| {
-                stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+            let [data_at, out_at] = [&data, &out].map(|buffer| address(buffer, &first));
+            let [writes, reads] = [0; 2].map(|_| graph());
+            kernels.add_node(writes, (data_at, 1.0, 32), &[]);
+            kernels.sum_node(reads, (out_at, data_at, 32), &[]);
+            let (writer, reader) = (GraphExec::new(writes), GraphExec::new(reads));
+            let run = || {
+                writer.launch(&first);
+                second.wait(&first.record_event(None).unwrap()).unwrap();
+                reader.launch(&second);
+                first.wait(&second.record_event(None).unwrap()).unwrap();
             };
-            begin(&first);
-            add(&first, &kernels, &mut data, 1.0);
-            // SAFETY: valid handles. Flag 1: the event is recorded when the graph runs.
-            ok(unsafe { sys::cuEventRecordWithFlags(event.cu_event(), first.cu_stream(), 1) });
-            let writer = first.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
-            begin(&second);
-            // SAFETY: as above, for waiting.
-            ok(unsafe { sys::cuStreamWaitEvent(second.cu_stream(), event.cu_event(), 1) });
-            kernels.sum(&second, &mut out, &data);
-            let reader = second.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
-            writer.launch().unwrap();
-            reader.launch().unwrap();
+            run();
             assert_eq!(read(&second, &out), [2.0; 32], "seed {seed}");
             // Both graphs may be destroyed while their launches are queued.
-            writer.launch().unwrap();
-            reader.launch().unwrap();
+            run();
             drop((writer, reader));
             assert_eq!(read(&second, &out), [5.0; 32], "seed {seed}");
         }

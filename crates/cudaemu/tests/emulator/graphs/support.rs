@@ -1,10 +1,11 @@
 //! Helpers for tests of streams and graphs: two kernels, and functions to launch them.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
+pub use crate::driver::support::ok;
+use crate::driver::support::{add_node, handle};
 use cudaemu::test::Session;
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys;
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
@@ -71,18 +72,12 @@ pub fn emulator(settings: &str) -> Session {
     cudaemu::test::start(settings).unwrap()
 }
 
-/// A device's context, without cudarc's own events for slices, which captures do not allow.
+/// A device's context, without cudarc's own events for slices.
 pub fn context(device: usize) -> Arc<CudaContext> {
     let context = CudaContext::new(device).unwrap();
     // SAFETY: the tests order their streams themselves.
     unsafe { context.disable_event_tracking() };
     context
-}
-
-/// Asserts that a call succeeds.
-#[track_caller]
-pub fn ok(result: CUresult) {
-    assert_eq!(result, CUresult::CUDA_SUCCESS);
 }
 
 /// The floats 0, 1, 2, …
@@ -124,31 +119,76 @@ impl Kernels {
         unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
     }
 
-    /// Pointers to the arguments of `add`.
-    pub fn add_arguments(data: &u64, value: &mut f32, count: &u32) -> [*mut c_void; 3] {
-        [
-            std::ptr::from_ref(data).cast_mut().cast(),
-            std::ptr::from_mut(value).cast(),
-            std::ptr::from_ref(count).cast_mut().cast(),
-        ]
+    /// Adds a node to a graph, behind the nodes `after`: data[i] += value
+    pub fn add_node(
+        &self,
+        graph: sys::CUgraph,
+        (data, value, count): (u64, f32, u32),
+        after: &[sys::CUgraphNode],
+    ) -> sys::CUgraphNode {
+        let params = [data, value.to_bits().into(), count.into()];
+        add_node(graph, self.add.cu_function(), count, &params, after)
     }
 
-    /// Parameters of a kernel node that runs `add` in two blocks of 32 threads.
-    pub fn node_params(&self, arguments: &mut [*mut c_void; 3]) -> sys::CUDA_KERNEL_NODE_PARAMS {
-        sys::CUDA_KERNEL_NODE_PARAMS {
-            func: self.add.cu_function(),
-            gridDimX: 2,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            kernelParams: arguments.as_mut_ptr(),
-            extra: std::ptr::null_mut(),
-            kern: std::ptr::null_mut(),
-            ctx: std::ptr::null_mut(),
-        }
+    /// Adds a node to a graph, behind the nodes `after`: a += b
+    pub fn sum_node(
+        &self,
+        graph: sys::CUgraph,
+        (a, b, count): (u64, u64, u32),
+        after: &[sys::CUgraphNode],
+    ) -> sys::CUgraphNode {
+        add_node(graph, self.sum.cu_function(), count, &[a, b, count.into()], after)
+    }
+}
+
+/// Data of an edge: from_port, to_port, type, reserved.
+pub type Data = [u8; 8];
+
+/// The type of `cuGraphAddDependencies_v2`.
+type Connect = unsafe extern "C" fn(
+    sys::CUgraph,
+    *const sys::CUgraphNode,
+    *const sys::CUgraphNode,
+    *const Data,
+    usize,
+) -> sys::CUresult;
+
+/// `cuGraphAddDependencies_v2`, which the bindings lack.
+pub fn connect_function() -> Connect {
+    // SAFETY: the type above is that of the driver's function.
+    unsafe { *sys::culib().get::<Connect>(b"cuGraphAddDependencies_v2\0").unwrap() }
+}
+
+/// A graph to which nodes are added; it must be instantiated.
+pub fn graph() -> sys::CUgraph {
+    // SAFETY: the out parameter points to a variable of its type.
+    handle(|g| unsafe { sys::cuGraphCreate(g, 0) })
+}
+
+/// An executable graph, which is destroyed on drop.
+pub struct GraphExec(pub sys::CUgraphExec);
+
+impl GraphExec {
+    /// Instantiates a graph, and destroys the graph.
+    pub fn new(graph: sys::CUgraph) -> Self {
+        // SAFETY: the out parameter points to a variable of its type.
+        let exec = handle(|e| unsafe { sys::cuGraphInstantiateWithFlags(e, graph, 0) });
+        // SAFETY: the graph is not used again.
+        ok(unsafe { sys::cuGraphDestroy(graph) });
+        Self(exec)
+    }
+
+    /// Launches it in a stream.
+    pub fn launch(&self, stream: &CudaStream) {
+        // SAFETY: both are alive.
+        ok(unsafe { sys::cuGraphLaunch(self.0, stream.cu_stream()) });
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        // SAFETY: it is not used again.
+        unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::support::{Kernels, add, context, emulator, launch};
-use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use super::support::{GraphExec, Kernels, add, address, context, emulator, graph, launch};
+use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 const RATES: &str =
@@ -102,11 +102,14 @@ fn a_graph_launch_costs_the_launch_time_once() {
         };
         // The thread launches every 5 µs; the last kernel begins at 50.
         assert_eq!(time(&mut || (0..10).for_each(|_| add(&stream, &kernels, &mut data, 1.0))), 51.0);
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-        (0..10).for_each(|_| add(&stream, &kernels, &mut data, 1.0));
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-        assert_eq!(time(&mut || graph.launch().unwrap()), 15.0);
-        assert_eq!(time(&mut || (0..2).for_each(|_| graph.launch().unwrap())), 25.0);
+        let (graph, data_at) = (graph(), address(&data, &stream));
+        let mut last = Vec::new();
+        for _ in 0..10 {
+            last = vec![kernels.add_node(graph, (data_at, 1.0, 32), &last)];
+        }
+        let exec = GraphExec::new(graph);
+        assert_eq!(time(&mut || exec.launch(&stream)), 15.0);
+        assert_eq!(time(&mut || (0..2).for_each(|_| exec.launch(&stream))), 25.0);
     }
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }

@@ -7,9 +7,6 @@ use cudarc::driver::sys;
 /// A call between two launches, with memory that it may free: device memory, pinned memory, memory of a pool.
 type Call = fn([u64; 3], sys::CUstream);
 
-/// Bytes that a call registers.
-static REGISTERED: [u64; 512] = [0; 512];
-
 /// Simulated microseconds of a launch, a call, and a launch; and the synchronising allocations of the call.
 fn time_of(settings: &str, call: Call) -> (f64, u64) {
     let emulator = cudaemu::test::start(&format!("CUDAEMU_KERNEL_US=100\n{settings}")).unwrap();
@@ -21,7 +18,7 @@ fn time_of(settings: &str, call: Call) -> (f64, u64) {
         ok(sys::cuMemsetD32_v2(data, 1, 1));
         let memory = [
             get(|a| sys::cuMemAlloc_v2(a, 4)),
-            handle(|p| sys::cuMemAllocHost_v2(p, 4)) as u64,
+            handle(|p| sys::cuMemHostAlloc(p, 4, 0)) as u64,
             get(|a| sys::cuMemAllocAsync(a, 4, stream)),
         ];
         ok(sys::cuCtxSynchronize());
@@ -37,7 +34,7 @@ fn time_of(settings: &str, call: Call) -> (f64, u64) {
 #[test]
 fn allocations_wait_for_the_contexts_work_and_hold_the_lock() {
     // SAFETY: out parameters point to variables of their types; each call frees memory of its kind.
-    let calls: [(&str, u64, Call); 8] = unsafe {
+    let calls: [(&str, u64, Call); 7] = unsafe {
         [
             ("cuMemAlloc", 1, |_, _| {
                 get(|a| sys::cuMemAlloc_v2(a, 4));
@@ -47,17 +44,15 @@ fn allocations_wait_for_the_contexts_work_and_hold_the_lock() {
                 handle(|p| sys::cuMemHostAlloc(p, 4, 0));
             }),
             ("cuMemFreeHost", 1, |[_, pinned, _], _| ok(sys::cuMemFreeHost(pinned as *mut _))),
-            ("cuMemHostRegister and cuMemHostUnregister", 2, |_, _| {
-                let bytes = std::ptr::from_ref(&REGISTERED).cast_mut();
-                ok(sys::cuMemHostRegister_v2(bytes.cast(), size_of_val(&REGISTERED), 0));
-                ok(sys::cuMemHostUnregister(bytes.cast()));
-            }),
             ("cuMemAllocAsync", 0, |_, stream| {
                 get(|a| sys::cuMemAllocAsync(a, 4, stream));
             }),
             ("cuMemFreeAsync", 0, |[.., pool], stream| ok(sys::cuMemFreeAsync(pool, stream))),
             ("cuMemAllocFromPoolAsync", 0, |_, stream| {
-                let pool = handle(|p| sys::cuDeviceGetDefaultMemPool(p, 0));
+                let mut properties: sys::CUmemPoolProps = std::mem::zeroed();
+                properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+                properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+                let pool = handle(|p| sys::cuMemPoolCreate(p, &properties));
                 get(|a| sys::cuMemAllocFromPoolAsync(a, 4, pool, stream));
             }),
         ]
@@ -106,13 +101,10 @@ fn modules_take_time_to_compile_and_threads_compile_concurrently() {
         emulator.restart_simulated_time();
         load_kernels();
         let text = std::ffi::CString::new(KERNELS).unwrap();
-        let null = std::ptr::null_mut::<u8>();
-        let library = handle(|l| {
-            sys::cuLibraryLoadData(l, text.as_ptr().cast(), null.cast(), null.cast(), 0, null.cast(), null.cast(), 0)
-        });
+        let (none, nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
+        handle(|m| sys::cuModuleLoadDataEx(m, text.as_ptr().cast(), 0, none, nothing));
         ok(launch(function, 1, stream, &[data, 1, 1]));
         assert_eq!((emulator.simulated_time().makespan_us, emulator.compilations()), (4100.0, 3));
-        ok(sys::cuLibraryUnload(library));
         emulator.restart_simulated_time();
         let context = primary.context as usize;
         let (function, stream) = (function as usize, stream as usize);

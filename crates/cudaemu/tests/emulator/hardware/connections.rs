@@ -13,7 +13,7 @@ fn streams<const N: usize>() -> [sys::CUstream; N] {
 fn pinned_word() -> *mut u32 {
     // SAFETY: the out parameter points to a variable of its type; the memory is new.
     unsafe {
-        let word: *mut u32 = handle(|p| sys::cuMemAllocHost_v2(p, 4)).cast();
+        let word: *mut u32 = handle(|p| sys::cuMemHostAlloc(p, 4, 0)).cast();
         word.write_volatile(0);
         word
     }

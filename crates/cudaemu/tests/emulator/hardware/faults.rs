@@ -1,7 +1,7 @@
 //! Injected faults, and devices that a fault makes unusable.
 
 use super::{read_word, scale, stream};
-use crate::driver::support::{PrimaryContext, get, get_function, handle, launch, load_kernels, ok};
+use crate::driver::support::{PrimaryContext, add_node, get, get_function, handle, launch, load_kernels, ok};
 use cudarc::driver::sys::{self, CUresult};
 
 const NULL: sys::CUstream = std::ptr::null_mut();
@@ -25,12 +25,12 @@ fn assert_unusable(error: CUresult, function: sys::CUfunction, stream: sys::CUst
             ("record", sys::cuEventRecord(event, stream)),
             ("synchronize", sys::cuCtxSynchronize()),
             ("retain", sys::cuDevicePrimaryCtxRetain(&mut context, 0)),
-            ("create", sys::cuCtxCreate_v2(&mut context, 0, 0)),
+            ("create", sys::cuCtxCreate_v3(&mut context, std::ptr::null_mut(), 0, 0, 0)),
             ("destroy event", sys::cuEventDestroy_v2(event)),
             ("destroy stream", sys::cuStreamDestroy_v2(stream)),
             ("reset", sys::cuDevicePrimaryCtxReset_v2(0)),
             ("retain after the reset", sys::cuDevicePrimaryCtxRetain(&mut context, 0)),
-            ("create after the reset", sys::cuCtxCreate_v2(&mut context, 0, 0)),
+            ("create after the reset", sys::cuCtxCreate_v3(&mut context, std::ptr::null_mut(), 0, 0, 0)),
         ] {
             assert_eq!(result, error, "{call}");
         }
@@ -94,7 +94,7 @@ fn with_poison_a_kernels_own_fault_makes_its_device_unusable() {
         let primary = PrimaryContext::new(0);
         // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
         unsafe {
-            let second = handle(|c| sys::cuCtxCreate_v2(c, 0, 0));
+            let second = handle(|c| sys::cuCtxCreate_v3(c, std::ptr::null_mut(), 0, 0, 0));
             ok(sys::cuCtxSetCurrent(primary.context));
             let (stream, event) = (stream(), handle(|e| sys::cuEventCreate(e, 0)));
             let module = load_kernels();
@@ -130,12 +130,9 @@ fn launches_are_counted_per_device_and_graphs_count_each_kernel() {
         let a = get(|a| sys::cuMemAlloc_v2(a, 4));
         ok(sys::cuMemsetD32_v2(a, 1, 1));
         ok(sys::cuCtxSynchronize());
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        ok(sys::cuStreamBeginCapture_v2(stream, mode));
-        for _ in 0..2 {
-            ok(launch(function, 1, stream, &[a, 2, 1]));
-        }
-        let graph = handle(|g| sys::cuStreamEndCapture(stream, g));
+        let graph = handle(|g| sys::cuGraphCreate(g, 0));
+        let first = add_node(graph, function, 1, &[a, 2, 1], &[]);
+        add_node(graph, function, 1, &[a, 2, 1], &[first]);
         let exec = handle(|e| sys::cuGraphInstantiateWithFlags(e, graph, 0));
         ok(sys::cuGraphLaunch(exec, stream));
         ok(sys::cuStreamSynchronize(stream));

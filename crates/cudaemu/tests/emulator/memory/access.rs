@@ -1,4 +1,4 @@
-//! `ld`, `ldu` and `st`: every state space, type and vector length, with registers of every width.
+//! `ld` and `st`: every state space, type and vector length, with registers of every width.
 
 use super::{LANES, bytes_of, header, noise};
 use crate::bare_device::{Device, Params};
@@ -15,7 +15,7 @@ struct Row<'a> {
 impl<'a> Row<'a> {
     fn parse(name: &'a str) -> Option<Self> {
         let words: Vec<&str> = name.split('.').collect();
-        if !["ld", "ldu", "st"].contains(&words[0]) {
+        if !["ld", "st"].contains(&words[0]) {
             return None;
         }
         let spaces = ["global", "const", "shared", "local", "param"];
@@ -33,7 +33,7 @@ impl<'a> Row<'a> {
     /// Allowed register widths in bits.
     fn registers(&self) -> Vec<usize> {
         let bits = 8 * bytes_of(self.ty);
-        if bits == 128 { vec![128] } else { [16, 32, 64].into_iter().filter(|&width| width >= bits).collect() }
+        [16, 32, 64].into_iter().filter(|&width| width >= bits).collect()
     }
 
     /// Memories that the row can address.
@@ -78,7 +78,7 @@ const SAME: [u8; 16] = [0x81, 0x02, 0xf3, 0x84, 0x05, 0xe6, 0x07, 0x98, 0xff, 0x
 
 /// Declarations and addresses of each thread: `%in` points to its 64 bytes of input, `%out` to its 64 bytes of output.
 const PROLOGUE: &str = "
-    .reg .b16 %h<4>; .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .b128 %q<1>; .reg .b32 %w<4>;
+    .reg .b16 %h<4>; .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .b32 %w<4>;
     .reg .b32 %t, %s; .reg .b64 %in, %out, %o, %a;
     .shared .align 16 .b8 shared[512];
     .local .align 16 .b8 local[16];
@@ -97,8 +97,7 @@ fn register(width: usize, index: usize) -> String {
     let file = match width {
         16 => "h",
         32 => "r",
-        64 => "d",
-        _ => "q",
+        _ => "d",
     };
     format!("%{file}{index}")
 }
@@ -230,7 +229,7 @@ fn every_load_extends_the_value_to_the_register() {
             }
         }
     }
-    device.assert_executed_all(&["ld", "ldu"]);
+    device.assert_executed_all(&["ld"]);
 }
 
 /// A kernel that fills 16 bytes with 0xa5, stores elements from registers there and copies the 16 bytes to the output.
@@ -318,7 +317,7 @@ fn immediates_absent_elements_and_cache_hints_are_accepted() {
         .visible .entry k(.param .u64 out) {
             .reg .b64 %a, %p; .reg .b32 %r<4>; .reg .f32 %f<2>; .reg .f64 %e;
             ld.param.u64 %a, [out];
-            createpolicy.fractional.L2::evict_last.b64 %p, 1.0;
+            mov.u64 %p, 0;
             st.relaxed.gpu.global.u32 [%a], 0x12345678;
             st.global.L1::no_allocate.L2::cache_hint.v2.f32 [%a+8], {0f3FC00000, 2.5}, %p;
             st.volatile.global.f64 [%a+16], 0d3FF8000000000000;

@@ -1,4 +1,4 @@
-//! `atom` and `red`: every operation and type in every space, scalars and vectors.
+//! `atom` and `red`: every operation and type in every space.
 
 use super::{LANES, bytes_of, header};
 use crate::bare_device::{Device, Params};
@@ -17,13 +17,11 @@ struct Row<'a> {
     name: &'a str,
     space: &'a str,
     op: &'a str,
-    count: usize,
     ty: &'a str,
 }
 
 const OPS: [&str; 10] = ["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"];
-const TYPES: [&str; 15] =
-    ["b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "b8"];
+const TYPES: [&str; 8] = ["b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"];
 
 impl<'a> Row<'a> {
     fn parse(name: &'a str) -> Option<Self> {
@@ -33,7 +31,6 @@ impl<'a> Row<'a> {
             name,
             space: words.iter().copied().find(|w| w.starts_with("global") || w.starts_with("shared")).unwrap_or(""),
             op: word(&OPS).unwrap(),
-            count: words.iter().find_map(|word| word.strip_prefix('v')?.parse().ok()).unwrap_or(1),
             ty: word(&TYPES).unwrap(),
         })
     }
@@ -87,34 +84,10 @@ fn integer(op: &str, ty: &str, old: u128, b: u128, c: u128) -> u128 {
         }
         _ => panic!("{op}"),
     };
-    if bits == 128 { result } else { result & ((1 << bits) - 1) }
+    result & ((1 << bits) - 1)
 }
 
-/// Old value, operand, sum, minimum, maximum, as bits.
-type Float = (u128, u128, u128, u128, u128);
-
-const F16: [Float; 8] = [
-    (0x3c00, 0x4000, 0x4200, 0x3c00, 0x4000), // 1, 2
-    (0x6800, 0x3c00, 0x6800, 0x3c00, 0x6800), // 2048 + 1: a tie, to even
-    (0x6801, 0x3c00, 0x6802, 0x3c00, 0x6801), // 2050 + 1: a tie, to even
-    (0x7bff, 0x7bff, 0x7c00, 0x7bff, 0x7bff), // overflow
-    (0x0001, 0x0001, 0x0002, 0x0001, 0x0001), // subnormals stay
-    (0x8000, 0x0000, 0x0000, 0x8000, 0x0000), // -0 is less than +0
-    (0x7c00, 0xfc00, 0x7fff, 0xfc00, 0x7c00), // infinities of both signs
-    (0x7e01, 0x3c00, 0x7fff, 0x3c00, 0x3c00), // NaN: minimum and maximum are the non-NaN operand
-];
-
-const BF16: [Float; 8] = [
-    (0x3f80, 0x4000, 0x4040, 0x3f80, 0x4000),
-    (0x4380, 0x3f80, 0x4380, 0x3f80, 0x4380), // 256 + 1
-    (0x4381, 0x3f80, 0x4382, 0x3f80, 0x4381), // 258 + 1
-    (0x7f7f, 0x7f7f, 0x7f80, 0x7f7f, 0x7f7f),
-    (0x0001, 0x0001, 0x0002, 0x0001, 0x0001),
-    (0x8000, 0x0000, 0x0000, 0x8000, 0x0000),
-    (0x7f80, 0xff80, 0x7fff, 0xff80, 0x7f80),
-    (0x7fc1, 0x3f80, 0x7fff, 0x3f80, 0x3f80),
-];
-
+/// Old value, operand, sum, as bits.
 const F32: [(u128, u128, u128); 7] = [
     (0x3f80_0000, 0x4000_0000, 0x4040_0000),
     (0x4b80_0000, 0x3f80_0000, 0x4b80_0000), // 2^24 + 1: a tie, to even
@@ -145,25 +118,7 @@ const F64: [(u128, u128, u128); 5] = [
 /// Cases of an operation on a type, in shared memory if `shared`.
 fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
     let case = |(old, b, new)| Case { old, b, c: 0, new };
-    let halves = |table: &[Float; 8]| -> Vec<Case> {
-        let pick = |&(old, b, sum, least, greatest): &Float| match op {
-            "add" => (old, b, sum),
-            "min" => (old, b, least),
-            _ => (old, b, greatest),
-        };
-        table.iter().map(|float| case(pick(float))).collect()
-    };
-    // The two halves have different cases.
-    let pairs = |low: Vec<Case>, high: Vec<Case>| -> Vec<Case> {
-        let both = |l: u128, h: u128| l | h << 16;
-        let high = high.iter().cycle().skip(3);
-        low.iter().zip(high).map(|(l, h)| case((both(l.old, h.old), both(l.b, h.b), both(l.new, h.new)))).collect()
-    };
     match ty {
-        "f16" => halves(&F16),
-        "bf16" => halves(&BF16),
-        "f16x2" => pairs(halves(&F16), halves(&F16)),
-        "bf16x2" => pairs(halves(&BF16), halves(&BF16)),
         "f32" => {
             let subnormal =
                 F32_SUBNORMAL.iter().map(|&(old, b, kept, flushed)| (old, b, if shared { kept } else { flushed }));
@@ -181,14 +136,12 @@ fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
     }
 }
 
-/// Bytes of a thread's input (operands b, 16 bytes apart, and c at 128) and of its output.
-const BLOCK: usize = 256;
+/// Bytes of a thread's input (operand b, and c at 16) and of its output.
+const BLOCK: usize = 32;
 
-/// `{%h0, %h1}` or one register, from the register range of the type's width.
-fn operands(ty: &str, first: usize, count: usize) -> String {
-    let file = ["h", "r", "d", "q"][bytes_of(ty).ilog2() as usize - 1];
-    let list: Vec<String> = (0..count).map(|index| format!("%{file}{}", first + index)).collect();
-    if count == 1 { list[0].clone() } else { format!("{{{}}}", list.join(", ")) }
+/// A register of the type's width.
+fn register(ty: &str, index: usize) -> String {
+    format!("%{}{index}", if bytes_of(ty) == 4 { "r" } else { "d" })
 }
 
 /// A kernel that executes the row on each thread's 16 bytes, in global memory or in a copy in shared memory.
@@ -196,12 +149,12 @@ fn kernel(row: &Row<'_>, shared: bool, number: usize) -> String {
     let (bits, ty) = (8 * bytes_of(row.ty), row.ty);
     let mut body = String::from(
         "
-        .reg .b16 %h<20>; .reg .b32 %r<20>; .reg .b64 %d<20>; .reg .b128 %q<20>; .reg .b32 %w<4>;
+        .reg .b32 %r<3>; .reg .b64 %d<3>; .reg .b32 %w<4>;
         .reg .b32 %t, %s; .reg .b64 %cell, %in, %out, %o, %a;
         .shared .align 16 .b8 shared[512];
         ld.param.u64 %out, [out]; ld.param.u64 %in, [in]; ld.param.u64 %cell, [cells];
         mov.u32 %t, %tid.x;
-        mul.wide.u32 %o, %t, 256; add.s64 %in, %in, %o; add.s64 %out, %out, %o;
+        mul.wide.u32 %o, %t, 32; add.s64 %in, %in, %o; add.s64 %out, %out, %o;
         mul.wide.u32 %o, %t, 16; add.s64 %cell, %cell, %o;
         shl.b32 %t, %t, 4; mov.u32 %s, shared; add.s32 %s, %s, %t;
         ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%cell];
@@ -209,24 +162,18 @@ fn kernel(row: &Row<'_>, shared: bool, number: usize) -> String {
         mul.wide.u32 %a, %s, 1; cvta.shared.u64 %a, %a;
 ",
     );
-    for index in 0..row.count {
-        body += &format!("ld.global.b{bits} {}, [%in+{}];\n", operands(ty, index, 1), 16 * index);
-    }
-    body += &format!("ld.global.b{bits} {}, [%in+128];\n", operands(ty, 8, 1));
+    let [b, c, old] = [0, 1, 2].map(|index| register(ty, index));
+    body += &format!("ld.global.b{bits} {b}, [%in];\nld.global.b{bits} {c}, [%in+16];\n");
     let base = match (row.space, shared) {
         ("", true) => "%a",
         (_, true) => "%s",
         _ => "%cell",
     };
-    let sources = operands(ty, 0, row.count);
-    let third = if row.op == "cas" { format!(", {}", operands(ty, 8, 1)) } else { String::new() };
+    let third = if row.op == "cas" { format!(", {c}") } else { String::new() };
     if row.name.starts_with("red") {
-        body += &format!("{} [{base}], {sources};\n", row.name);
+        body += &format!("{} [{base}], {b};\n", row.name);
     } else {
-        body += &format!("{} {}, [{base}], {sources}{third};\n", row.name, operands(ty, 9, row.count));
-        for index in 0..row.count {
-            body += &format!("st.global.b{bits} [%out+{}], {};\n", 16 * index, operands(ty, 9 + index, 1));
-        }
+        body += &format!("{} {old}, [{base}], {b}{third};\nst.global.b{bits} [%out], {old};\n", row.name);
     }
     if shared {
         body += "ld.shared.v4.u32 {%w0, %w1, %w2, %w3}, [%s]; st.global.v4.u32 [%cell], {%w0, %w1, %w2, %w3};\n";
@@ -238,44 +185,37 @@ fn params(out: u64, input: u64, cells: u64) -> Params {
     Params::default().pointer(out).pointer(input).pointer(cells)
 }
 
-/// Runs one row with one case per lane (vectors use the next cases too), and compares memory and old values.
+/// Runs one row with one case per lane, and compares memory and old values.
 fn check(device: &mut Device, module: &crate::bare_device::Module, row: &Row<'_>, shared: bool, number: usize) {
     let cases = cases(row.op, row.ty, shared);
     let size = bytes_of(row.ty);
     for first in (0..cases.len()).step_by(LANES) {
-        let case = |lane: usize, index: usize| &cases[(first + lane + index) % cases.len()];
+        let case = |lane: usize| &cases[(first + lane) % cases.len()];
         let (mut input, mut cells) = (vec![0; BLOCK * LANES], vec![0xa5; 16 * LANES]);
         for lane in 0..LANES {
-            for index in 0..row.count {
-                let Case { old, b, c, .. } = case(lane, index);
-                input[BLOCK * lane + 16 * index..][..size].copy_from_slice(&b.to_le_bytes()[..size]);
-                input[BLOCK * lane + 128..][..size].copy_from_slice(&c.to_le_bytes()[..size]);
-                cells[16 * lane + size * index..][..size].copy_from_slice(&old.to_le_bytes()[..size]);
-            }
+            let Case { old, b, c, .. } = case(lane);
+            input[BLOCK * lane..][..size].copy_from_slice(&b.to_le_bytes()[..size]);
+            input[BLOCK * lane + 16..][..size].copy_from_slice(&c.to_le_bytes()[..size]);
+            cells[16 * lane..][..size].copy_from_slice(&old.to_le_bytes()[..size]);
         }
         let (input, memory) = (device.upload(&input), device.upload(&cells));
         let out = device.upload(&vec![0; BLOCK * LANES]);
         device.run(module, &format!("k{number}"), 1, LANES as u32, params(out, input, memory));
         let (olds, got) = (device.download(out, BLOCK * LANES), device.download(memory, 16 * LANES));
         for lane in 0..LANES {
-            let mut want = [0xa5; 16];
-            for index in 0..row.count {
-                let Case { old, b, new, .. } = case(lane, index);
-                want[size * index..][..size].copy_from_slice(&new.to_le_bytes()[..size]);
-                if row.name.starts_with("atom") {
-                    let at = BLOCK * lane + 16 * index;
-                    assert_eq!(olds[at..at + size], old.to_le_bytes()[..size], "{}: old value", row.name);
-                }
-                let stored = &got[16 * lane + size * index..][..size];
-                let shown = |bytes: &[u8]| bytes.iter().rev().map(|b| format!("{b:02x}")).collect::<String>();
-                assert_eq!(
-                    shown(stored),
-                    shown(&new.to_le_bytes()[..size]),
-                    "{} (shared: {shared}) of {old:#x} and {b:#x}",
-                    row.name
-                );
+            let Case { old, b, new, .. } = case(lane);
+            if row.name.starts_with("atom") {
+                assert_eq!(olds[BLOCK * lane..][..size], old.to_le_bytes()[..size], "{}: old value", row.name);
             }
-            assert_eq!(got[16 * lane..][..16], want, "{}: bytes beside the value", row.name);
+            let mut want = [0xa5; 16];
+            want[..size].copy_from_slice(&new.to_le_bytes()[..size]);
+            let shown = |bytes: &[u8]| bytes.iter().rev().map(|b| format!("{b:02x}")).collect::<String>();
+            assert_eq!(
+                shown(&got[16 * lane..][..16]),
+                shown(&want),
+                "{} (shared: {shared}) of {old:#x} and {b:#x}",
+                row.name
+            );
         }
     }
 }
@@ -285,10 +225,10 @@ fn every_operation_in_every_space_gives_the_expected_value() {
     let mut device = Device::new();
     let mut variants = Vec::new();
     for row in cudaemu::isa::table().rows().iter().filter_map(|row| Row::parse(&row.name)) {
-        // A generic address may be in either memory; vectors only access global memory.
-        let both: &[bool] = match (row.space, row.count) {
-            ("", 1) => &[false, true],
-            ("" | "global", _) => &[false],
+        // A generic address may be in either memory.
+        let both: &[bool] = match row.space {
+            "" => &[false, true],
+            "global" => &[false],
             _ => &[true],
         };
         variants.extend(both.iter().map(|&shared| (Row { ..row }, shared)));

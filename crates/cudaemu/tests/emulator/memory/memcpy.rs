@@ -13,7 +13,7 @@ fn kernel(name: &str, opcode: &str, operands: &str, wait: &str) -> String {
             .reg .b32 %w<4>; .reg .b32 %t, %s, %size; .reg .b64 %in, %out, %o, %s64, %policy; .reg .pred %p;
             .shared .align 16 .b8 shared[1024];
             ld.param.u64 %out, [out]; ld.param.u64 %in, [in];
-            createpolicy.fractional.L2::evict_first.b64 %policy, 0.5;
+            mov.u64 %policy, 0;
             mov.u32 %t, %tid.x;
             setp.lt.u32 %p, %t, 16;
             and.b32 %size, %t, 3;

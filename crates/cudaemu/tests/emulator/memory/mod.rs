@@ -12,12 +12,9 @@ fn header() -> String {
     String::from(".version 8.6\n.target sm_90\n.address_size 64\n")
 }
 
-/// Size in bytes of a PTX type name: `u32`, `bf16x2`.
+/// Size in bytes of a PTX type name, such as `u32`.
 fn bytes_of(ty: &str) -> usize {
-    match ty {
-        "f16x2" | "bf16x2" => 4,
-        _ => ty.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse::<usize>().unwrap() / 8,
-    }
+    ty.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse::<usize>().unwrap() / 8
 }
 
 /// `n` pseudo-random bytes, of which about half are negative as signed bytes.

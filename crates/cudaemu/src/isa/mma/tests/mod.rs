@@ -1,10 +1,9 @@
 //! Matrix products against exact products. `layout` implements the fragment layouts a second time, from the manual; `shapes`
-//! checks every row of `mma`, `wmma` those of `wmma`, `special` the rules for rounding, overflow and NaN.
+//! checks every row, `special` the rules for rounding, overflow and NaN.
 
 mod layout;
 mod shapes;
 mod special;
-mod wmma;
 
 use super::matrix_spec::{Accumulator, Element};
 use layout::Shape;
@@ -19,20 +18,8 @@ struct Spec {
     c: Accumulator,
 }
 
-const ELEMENTS: [Element; 11] = [
-    Element::F16,
-    Element::Bf16,
-    Element::Tf32,
-    Element::E4m3,
-    Element::E5m2,
-    Element::S8,
-    Element::U8,
-    Element::S4,
-    Element::U4,
-    Element::B1,
-    Element::F64,
-];
-const ACCUMULATORS: [Accumulator; 4] = [Accumulator::F16, Accumulator::F32, Accumulator::S32, Accumulator::F64];
+const ELEMENTS: [Element; 5] = [Element::F16, Element::Bf16, Element::Tf32, Element::S8, Element::U8];
+const ACCUMULATORS: [Accumulator; 3] = [Accumulator::F16, Accumulator::F32, Accumulator::S32];
 
 /// Parses `….m16n8k16.row.col{…}.dtype.atype.btype.ctype{…}`.
 fn parse_spec(name: &str) -> Spec {
@@ -45,12 +32,7 @@ fn parse_spec(name: &str) -> Spec {
     let accumulator = |name: &str| ACCUMULATORS.into_iter().find(|accumulator| accumulator.name() == name);
     let types =
         parts.windows(4).find_map(|w| Some((accumulator(w[0])?, element(w[1])?, element(w[2])?, accumulator(w[3])?)));
-    // The names of `wmma.mma` rows of `.f16` hold only the types of D and C.
-    let short = || {
-        let last: Vec<Accumulator> = parts.iter().rev().take(2).filter_map(|part| accumulator(part)).collect();
-        (last[1], Element::F16, Element::F16, last[0])
-    };
-    let (d, a, b, c) = types.unwrap_or_else(short);
+    let (d, a, b, c) = types.expect("four types");
     Spec { shape: Shape { m: extents[0], n: extents[1], k: extents[2] }, a, b, d, c }
 }
 
@@ -74,14 +56,8 @@ fn element_value(element: Element, bits: u64) -> f64 {
         Element::F16 => minifloat(5, 10, 15),
         Element::Bf16 => minifloat(8, 7, 127),
         Element::Tf32 => f64::from(f32::from_bits(bits as u32 & !0x1fff)),
-        Element::E4m3 => minifloat(4, 3, 7),
-        Element::E5m2 => minifloat(5, 2, 15),
         Element::S8 => small(8, true),
         Element::U8 => small(8, false),
-        Element::S4 => small(4, true),
-        Element::U4 => small(4, false),
-        Element::B1 => small(1, false),
-        Element::F64 => f64::from_bits(bits),
     }
 }
 
@@ -91,7 +67,6 @@ fn accumulator_value(accumulator: Accumulator, bits: u64) -> f64 {
         Accumulator::F16 => element_value(Element::F16, bits),
         Accumulator::F32 => f64::from(f32::from_bits(bits as u32)),
         Accumulator::S32 => f64::from(bits as u32 as i32),
-        Accumulator::F64 => f64::from_bits(bits),
     }
 }
 
@@ -106,9 +81,6 @@ fn random_element(random: &mut fastrand::Rng, element: Element) -> u64 {
         Element::Bf16 => float(random, 8, 7, 127),
         // With bits below the tenth fraction bit, which the instruction ignores.
         Element::Tf32 => float(random, 8, 23, 127),
-        Element::E4m3 => float(random, 4, 3, 7),
-        Element::E5m2 => float(random, 5, 2, 15),
-        Element::F64 => float(random, 11, 52, 1023) & !0xff_ffff_ffff,
         _ => random.u64(0..1 << element.bits()),
     }
 }
