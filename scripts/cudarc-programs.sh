@@ -22,7 +22,7 @@ TEXT
 # The requirement `nvrtc` is met with --nvrtc; the others never are.
 not_applicable=(
     'example 05-device-repr            | nvrtc   | compiles its kernel at run time'
-    'example 06-threading              | nvrtc   | compiles its kernel at run time'
+    'example 06-threading              | printf  | its kernel prints, which the emulator does not support'
     'example 09-constant-memory        | nvrtc   | compiles its kernel at run time'
     'example matmul-kernel             | nvrtc   | compiles its kernel at run time'
     'example nvrtc-compile             | nvrtc   | compiles its kernel at run time'
@@ -33,6 +33,8 @@ not_applicable=(
     'test nvrtc::*::test_compile_*program* | nvrtc | tests the compiler'
     'test nvrtc::*::test_get_ptx       | nvrtc   | tests the compiler'
     'test nvrtc::*::test_compile_no_opts | nvrtc | tests the compiler'
+    'test *::test_event_try_is_complete_preserves_capture_error | capture | captures a stream, which the emulator does not support'
+    'test driver::safe::graph::tests::test_end_capture_* | capture | captures a stream, which the emulator does not support'
     'test *::test_pinned_copy_is_faster | time   | compares measured times of copies, which are meaningless on an emulator'
     'test *::test_default_pinned_host_reads_are_faster_than_write_combined | time | compares measured times of host reads, which are meaningless on an emulator'
 )

@@ -6,7 +6,8 @@ usage() {
     cat <<'TEXT'
 Usage: scripts/emulate.sh [-n DEVICES] [-c CAPABILITY] [--debug] COMMAND [ARGUMENT...]
 
-Runs COMMAND with the emulated CUDA driver in place of libcuda.so, whether or not this machine has a GPU.
+Runs COMMAND with the emulated CUDA driver in place of libcuda.so, whether or not this machine has a GPU. This is for programs
+that use what the list of crates/cudaemu/README.md (Limits) names: functions of the driver, and instructions of PTX.
 
   -n DEVICES     number of emulated devices (default 1; also CUDAEMU_DEVICES)
   -c CAPABILITY  compute capability: 7.5, 8.0, 8.6, 8.9 or 9.0, or a list with one per device (default 8.0; also
