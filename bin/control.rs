@@ -40,7 +40,7 @@ pub(crate) const BEAT: u8 = b'B';
 pub(crate) const FAULT: u8 = b'C';
 
 /// Longest text of a client in bytes, so that the list of clients fits into the buffer of the connection.
-const MAX_CLIENT_BYTES: usize = 1024;
+const MAX_CLIENT_BYTES: usize = 320;
 
 /// Follows the sockets of the first worker, which prints the addresses.
 const FIRST_START: u8 = b'F';
@@ -105,11 +105,8 @@ fn read_client(mut link: &UnixStream) -> io::Result<String> {
     link.read_exact(&mut text)?;
     let text = String::from_utf8(text).map_err(|_| invalid("the text of a client is not UTF-8"))?;
     // The worker may be in the hands of an attacker, and the text goes to the log.
-    if text.chars().any(char::is_control) {
-        Err(invalid("the text of a client has control characters"))
-    } else {
-        Ok(text)
-    }
+    let is_printable = text.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+    if is_printable { Ok(text) } else { Err(invalid("the text of a client has other characters than printable ASCII")) }
 }
 
 /// What a worker starts with.

@@ -1,8 +1,8 @@
 //! Faults of kernels, by client: the supervisor counts them, because each one ends the worker.
 //!
 //! A kernel that a client has chosen the arguments of may still fault, by a bug of fanout. The device is then lost to all clients,
-//! and a client that repeats the request takes it from them for good. So a client of two faults within [`WINDOW`] is refused for
-//! [`REFUSAL`], and after each further one again. Clients behind one address without keys count as one.
+//! and a client that repeats the request takes it from them for good. So a client of two faults, each within [`WINDOW`] of the one
+//! before, is refused for [`REFUSAL`], and after each further one again. Clients behind one address without keys count as one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,8 +12,9 @@ use fanout::rpc::server::RefusedClient;
 /// Faults of a client with which it is refused. One may have been chance.
 const MAX_FAULTS: u32 = 2;
 
-/// For how long a fault counts.
-const WINDOW: Duration = Duration::from_secs(3600);
+/// For how long after a client's last fault its faults count. Longer than [`REFUSAL`], so that a client that goes on after it is
+/// refused again at its next fault.
+const WINDOW: Duration = Duration::from_secs(7200);
 
 /// For how long a client is refused after its last fault.
 const REFUSAL: Duration = Duration::from_secs(3600);
@@ -74,6 +75,7 @@ mod tests {
         let refused = |seconds| RefusedClient { identity: "a".to_owned(), remaining: Duration::from_secs(seconds) };
         assert_eq!(faults.refused(at(30)), [refused(3590)]);
         assert_eq!(faults.refused(at(20) + REFUSAL), []);
+        assert_eq!(faults.record("a".to_owned(), at(30) + REFUSAL), Some(REFUSAL), "again, after its refusal");
         assert_eq!(faults.record("b".to_owned(), at(10) + WINDOW), None, "its first fault counts no more");
     }
 

@@ -143,12 +143,21 @@ struct Worker {
     heartbeat: Option<Heartbeat>,
     /// When it was first found to send no heartbeat because the kernel is ending it.
     ending: Option<Instant>,
+    has_reported_fault: bool,
 }
 
 impl Worker {
     /// A worker that has just been started.
     fn new(pid: Pid, link: Option<UnixStream>) -> Worker {
-        Worker { pid, link, started: Instant::now(), ready: None, heartbeat: None, ending: None }
+        Worker {
+            pid,
+            link,
+            started: Instant::now(),
+            ready: None,
+            heartbeat: None,
+            ending: None,
+            has_reported_fault: false,
+        }
     }
 }
 
@@ -337,8 +346,12 @@ impl Supervisor {
                 Ok(1) if message == [control::BEAT] => {
                     worker.heartbeat.iter_mut().for_each(Heartbeat::beat);
                 }
-                Ok(1) if message == [control::FAULT] => match control::read_fault(link) {
-                    Ok(client) => self.record_fault(client),
+                // A worker ends with the fault that it reports: further reports are an attacker's.
+                Ok(1) if message == [control::FAULT] && !worker.has_reported_fault => match control::read_fault(link) {
+                    Ok(client) => {
+                        worker.has_reported_fault = true;
+                        self.record_fault(client);
+                    }
                     Err(e) => {
                         debug!("supervisor: worker {} names no client of its fault: {e}", worker.pid);
                         worker.link = None;

@@ -56,7 +56,7 @@ pub(super) struct PrimaryContext {
 #[derive(Debug)]
 struct Loss {
     error: DeviceError,
-    /// The budget of the session whose kernel is the cause, if that is known.
+    /// The budget of the session whose kernel faulted, if that is known.
     session: Option<Arc<MemoryBudget>>,
 }
 
@@ -110,10 +110,11 @@ impl PrimaryContext {
             // Releasing the context would wait for the kernel.
             std::mem::forget(Arc::clone(&self.cuda));
         }
-        self.mark_lost(&format!("no progress for {} s (the device timeout)", timeout.as_secs_f32()), true)
+        self.mark_lost(&format!("no progress for {} s (the device timeout)", timeout.as_secs_f32()), false)
     }
 
-    /// Marks the device as lost, by a kernel or by another cause, and returns the error, that of the first time.
+    /// Marks the device as lost, by a fault of a kernel or by another cause (also a hang, which a stuck driver or another process
+    /// may cause), and returns the error, that of the first time.
     fn mark_lost(&self, reason: &str, by_kernel: bool) -> DeviceError {
         let loss = self.lost.get_or_init(|| {
             let logs = lock(&self.launch_logs);
@@ -130,7 +131,7 @@ impl PrimaryContext {
         self.lost.get().map(|loss| &loss.error)
     }
 
-    /// The budget of the session whose kernel is the cause of that, if it is known.
+    /// The budget of the session whose kernel faulted, if that is the cause and the session is known.
     pub(super) fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
         self.lost.get()?.session.clone()
     }

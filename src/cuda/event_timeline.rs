@@ -273,6 +273,7 @@ impl EventTimeline {
             recorded.times.not_reached(now);
         }
         let waits_for = recorded.events.front().map(|(seq, _)| *seq);
+        let has_events = waits_for.is_some();
         let is_due = now.duration_since(recorded.dependencies_checked) >= DEPENDENCY_CHECK_INTERVAL;
         let idle = now.duration_since(recorded.last_progress);
         if is_due {
@@ -280,10 +281,26 @@ impl EventTimeline {
         }
         drop(recorded);
         self.launch_log.forget_until(last_reached);
+        if !has_events {
+            self.forget_idle_launches();
+        }
         if let Some(seq) = waits_for.filter(|_| is_due) {
             self.check_progress(seq, idle)?;
         }
         Ok(last_reached)
+    }
+
+    /// Empties the launch log if the stream has no work. Launches without an event behind them would otherwise count as running for
+    /// as long as the queue lives, and a fault of another client could not be attributed.
+    fn forget_idle_launches(&self) {
+        // A thread that submits has logged its launches before they are in the stream.
+        if !self.launch_log.is_empty()
+            && let Ok(_submission) = self.submission.try_lock()
+            && let Some(stream) = self.stream.upgrade()
+            && stream.is_idle() == Ok(true)
+        {
+            self.launch_log.forget_until(u64::MAX);
+        }
     }
 
     /// Checks whether the stream, which has made no progress for `idle` before event `seq`, waits for another queue, and whether the

@@ -83,6 +83,11 @@ impl LaunchLog {
         spans.drain(..done);
     }
 
+    /// Whether all launches are known to be done.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.spans).is_empty()
+    }
+
     /// The oldest spans that are not known to be done: those before the next event.
     fn running(&self) -> Option<String> {
         let spans = lock(&self.spans);
@@ -93,7 +98,7 @@ impl LaunchLog {
 
     /// The budget of a queue that had kernels running, if all queues that had are of one tenant.
     pub(super) fn sole_tenant(logs: &[Weak<LaunchLog>]) -> Option<Arc<MemoryBudget>> {
-        let mut running = logs.iter().filter_map(Weak::upgrade).filter(|log| !lock(&log.spans).is_empty());
+        let mut running = logs.iter().filter_map(Weak::upgrade).filter(|log| !log.is_empty());
         let first = running.next()?;
         let is_sole = running.all(|log| log.session.is_same_tenant(&first.session));
         is_sole.then(|| Arc::clone(&first.session))

@@ -250,7 +250,9 @@ impl Device for CudaDevice {
     }
 
     fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
-        self.context.primary().lost_by()
+        // Devices on one GPU share its primary CUDA context, so each gets the error of all, and has the launches of its own queues only.
+        let is_alone = peer::devices_of(self.context.gpu.ordinal).len() == 1;
+        self.context.primary().lost_by().filter(|_| is_alone)
     }
 
     /// Sampled: the time from one call to the next counts if there is work that is not done.

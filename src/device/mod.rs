@@ -211,8 +211,8 @@ pub trait Device: Send + Sync + Debug {
         None
     }
 
-    /// The budget of a queue whose kernel made the device unusable, by a fault or because it does not end. `None`: the device is
-    /// not lost ([`Device::lost`]), or not by a kernel, or kernels of several tenants ran.
+    /// The budget of a queue whose kernel made the device unusable by a fault. `None`: the device is not lost ([`Device::lost`]), or
+    /// by another cause, or kernels of several tenants ran.
     fn lost_by(&self) -> Option<Arc<MemoryBudget>> {
         None
     }

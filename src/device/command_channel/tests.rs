@@ -133,8 +133,12 @@ fn closed_channels_leave_nothing_behind() {
 fn a_panic_ends_its_own_channel_only() {
     let (threads, (to, seen)) = (QueueThreads::start("test", 1).unwrap(), channel());
     let (own, own_seen) = channel();
-    let broken = queue(&threads, &own, [TestCommand::Panic, TestCommand::Record(Lane::Short, 1)]);
-    drop(own);
+    // The gate keeps the panic until all commands are sent: the channel takes none after it.
+    let (open, gate) = channel();
+    let broken =
+        queue(&threads, &own, [TestCommand::Block(0, gate), TestCommand::Panic, TestCommand::Record(Lane::Short, 1)]);
+    drop((own, open));
+    assert_eq!(own_seen.recv(), Ok(0));
     assert!(own_seen.recv().is_err(), "the executor is dropped and runs nothing more");
     assert_eq!(wait_idle(&broken).err(), Some(DeviceError::Ended));
     drop(wait_idle(&queue(&threads, &to, [TestCommand::Record(Lane::Short, 2)])).unwrap());

@@ -100,7 +100,7 @@ pub(super) enum Refusal {
     Full(LimitReached),
     /// The base of a session does not fit into the host memory. The client receives the state "full".
     FullMemory(HostMemoryError),
-    /// Kernels of the client have made devices unusable: it is refused for so long.
+    /// Kernels of the client have made devices unusable: it is refused for so long, and receives the state "full".
     AfterFaults(Duration),
     /// The connection was closed for another one.
     Closed,

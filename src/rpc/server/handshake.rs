@@ -87,7 +87,7 @@ pub(super) enum Opening {
     Hello(ServedVersion),
     /// With a request of a version without HELLO. The request is not yet served.
     WithoutHello(ServedVersion),
-    /// The server is full or draining. The reason is logged, and was sent if the client has sent a HELLO.
+    /// The server is full or draining, or refuses the client. The reason is logged, and was sent if the client has sent a HELLO.
     Refused,
 }
 
