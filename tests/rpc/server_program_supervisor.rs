@@ -353,7 +353,8 @@ fn a_worker_sends_a_heartbeat() {
         match &message {
             b"S" => {
                 send_socket(&ours, listener.as_fd());
-                ours.write_all(b"F").unwrap();
+                // A first start, and no clients to refuse.
+                ours.write_all(b"F\0\0").unwrap();
             }
             b"R" => beats_since_ready = Some(0),
             b"B" => beats_since_ready = beats_since_ready.map(|beats| beats + 1),
