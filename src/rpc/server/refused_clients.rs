@@ -57,12 +57,12 @@ mod tests {
     fn clients_are_refused_until_their_time_is_over() {
         let refused = RefusedClients::default();
         let now = Instant::now();
-        assert_eq!(refused.remaining(|| unreachable!("nobody is refused"), now), None);
+        assert_eq!(refused.remaining(|| unreachable!("no client is refused"), now), None);
         let remaining = Duration::from_secs(60);
         refused.set(&[RefusedClient { identity: "a".to_owned(), remaining }]);
         assert_eq!(refused.remaining(|| "b".to_owned(), now), None);
         assert!(refused.remaining(|| "a".to_owned(), now).is_some_and(|left| left >= remaining));
         let later = Instant::now() + remaining;
-        assert_eq!(refused.remaining(|| unreachable!("nobody is refused any more"), later), None);
+        assert_eq!(refused.remaining(|| unreachable!("no client is refused any more"), later), None);
     }
 }
