@@ -80,11 +80,6 @@ pub(crate) fn report_fault(mut link: &UnixStream, client: &str) -> io::Result<()
     link.write_all(&[&[FAULT][..], &client_text(client)?].concat())
 }
 
-/// Reads the text after FAULT.
-pub(crate) fn read_fault(link: &UnixStream) -> io::Result<String> {
-    read_client(link)
-}
-
 /// The text of a client on the wire: its length and the bytes.
 fn client_text(client: &str) -> io::Result<Vec<u8>> {
     let too_long = || io::Error::new(ErrorKind::InvalidInput, "the text of a client is too long");
@@ -93,7 +88,8 @@ fn client_text(client: &str) -> io::Result<Vec<u8>> {
     Ok([&len[..], client.as_bytes()].concat())
 }
 
-fn read_client(mut link: &UnixStream) -> io::Result<String> {
+/// Reads the text of a client: after FAULT, and in the list of clients.
+pub(crate) fn read_client(mut link: &UnixStream) -> io::Result<String> {
     let invalid = |what| io::Error::new(ErrorKind::InvalidData, what);
     let mut len = [0; 2];
     link.read_exact(&mut len)?;
@@ -188,7 +184,7 @@ mod tests {
             let mut message = [0];
             (&supervisor).read_exact(&mut message).expect("a message");
             assert_eq!(message, [FAULT]);
-            read_fault(&supervisor).map_err(|e| e.kind())
+            read_client(&supervisor).map_err(|e| e.kind())
         };
         report_fault(&worker, "address 10.0.0.1").expect("room");
         assert_eq!(read(b"").as_deref(), Ok("address 10.0.0.1"));

@@ -347,16 +347,18 @@ impl Supervisor {
                     worker.heartbeat.iter_mut().for_each(Heartbeat::beat);
                 }
                 // A worker ends with the fault that it reports: further reports are an attacker's.
-                Ok(1) if message == [control::FAULT] && !worker.has_reported_fault => match control::read_fault(link) {
-                    Ok(client) => {
-                        worker.has_reported_fault = true;
-                        self.record_fault(client);
+                Ok(1) if message == [control::FAULT] && !worker.has_reported_fault => {
+                    match control::read_client(link) {
+                        Ok(client) => {
+                            worker.has_reported_fault = true;
+                            self.record_fault(client);
+                        }
+                        Err(e) => {
+                            debug!("supervisor: worker {} names no client of its fault: {e}", worker.pid);
+                            worker.link = None;
+                        }
                     }
-                    Err(e) => {
-                        debug!("supervisor: worker {} names no client of its fault: {e}", worker.pid);
-                        worker.link = None;
-                    }
-                },
+                }
                 Ok(1) if message == [control::READY] => {
                     let now = Instant::now();
                     (worker.ready, worker.heartbeat) = (Some(now), Some(Heartbeat::start(now)));

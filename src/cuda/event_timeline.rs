@@ -273,7 +273,6 @@ impl EventTimeline {
             recorded.times.not_reached(now);
         }
         let waits_for = recorded.events.front().map(|(seq, _)| *seq);
-        let has_events = waits_for.is_some();
         let is_due = now.duration_since(recorded.dependencies_checked) >= DEPENDENCY_CHECK_INTERVAL;
         let idle = now.duration_since(recorded.last_progress);
         if is_due {
@@ -281,7 +280,7 @@ impl EventTimeline {
         }
         drop(recorded);
         self.launch_log.forget_until(last_reached);
-        if !has_events {
+        if waits_for.is_none() {
             self.forget_idle_launches();
         }
         if let Some(seq) = waits_for.filter(|_| is_due) {
