@@ -21,7 +21,8 @@ fn variable(name: &str) -> String {
     env::var(name).expect("cargo sets this variable")
 }
 
-/// The package's version, followed by the revision if the package is the root of a git checkout: `0.1.0 (1a2b3c4d5)`.
+/// The package's version, in release builds followed by the revision if the package is the root of a git checkout:
+/// `0.1.0 (1a2b3c4d5)`. Debug builds have no revision, because each commit would compile the crate again.
 ///
 /// Only the `.git` of the package itself is queried. git would also search the parent folders, and find the repository into
 /// which the package is vendored. A package unpacked from a registry has no revision, even at the root of a repository; it is
@@ -29,7 +30,7 @@ fn variable(name: &str) -> String {
 fn version(package: &Path) -> String {
     let version = variable("CARGO_PKG_VERSION");
     let git_dir = package.join(".git"); // in worktrees and submodules this is a file, which git follows
-    if !git_dir.exists() || package.join(".cargo_vcs_info.json").exists() {
+    if variable("PROFILE") != "release" || !git_dir.exists() || package.join(".cargo_vcs_info.json").exists() {
         return version;
     }
     // git appends a line to this log at each commit and checkout. The path must exist: cargo reruns the script at every build

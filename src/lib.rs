@@ -173,6 +173,7 @@ pub mod graph;
 pub mod io_hint;
 pub mod log_level;
 pub mod ops;
+mod poison;
 pub mod printable;
 pub mod registry;
 #[cfg(any(feature = "server", feature = "client"))]

@@ -38,8 +38,17 @@ fn repository(folder: &Path) -> String {
 
 /// Runs the script for a package. Returns the version, and the watched files (`rerun-if-changed`) other than `build.rs`.
 fn report(script: &Path, package: &Path, git_dir: Option<&Path>) -> (String, Vec<String>) {
+    report_of_profile("release", script, package, git_dir)
+}
+
+/// As [`report`], in a build of the profile.
+fn report_of_profile(profile: &str, script: &Path, package: &Path, git_dir: Option<&Path>) -> (String, Vec<String>) {
     let mut command = Command::new(script);
-    command.current_dir(package).env("CARGO_MANIFEST_DIR", package).env("CARGO_PKG_VERSION", "1.2.3");
+    command
+        .current_dir(package)
+        .env("CARGO_MANIFEST_DIR", package)
+        .env("CARGO_PKG_VERSION", "1.2.3")
+        .env("PROFILE", profile);
     match git_dir {
         Some(git_dir) => command.env("GIT_DIR", git_dir),
         None => command.env_remove("GIT_DIR"),
@@ -68,6 +77,7 @@ fn the_version_has_the_revision_of_the_packages_own_checkout() {
     assert_eq!(version, format!("1.2.3 ({revision})"));
     // The script watches a file that each commit changes, so a commit updates the version.
     assert!(watched.len() == 1 && fs::read_to_string(&watched[0]).unwrap().contains("first"), "{watched:?}");
+    assert_eq!(report_of_profile("debug", &script, &own, None), none);
 
     let foreign = folder.path().join("foreign");
     repository(&foreign);

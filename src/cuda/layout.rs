@@ -26,11 +26,12 @@ use super::context::lock;
 use super::events::{Event, Stream};
 use super::ops::can_pack;
 use crate::device::DeviceError;
+use crate::poison::Unpoisoned;
 use crate::tensor::{DType, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
 
 /// Smallest weight worth packing, in bytes. Packed weights share no byte, so the maps of a memory have at most one entry per this
 /// many bytes.
@@ -272,12 +273,12 @@ impl MemoryLayout {
     /// The map, for an access that is submitted while the guard is held.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, LayoutMap> {
         // A panic leaves the map whole: each change is one call.
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
+        self.map.read().unpoisoned()
     }
 
     /// The map, for a conversion. Waits for the accesses that other threads are submitting.
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, LayoutMap> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
+        self.map.write().unpoisoned()
     }
 
     /// As `write`, if no other thread has the lock.

@@ -19,7 +19,8 @@
 
 use super::context::lock;
 use crate::device::{DeviceError, FairQueue, FlowKeys, MemoryBudget, RECENT, SLICE};
-use std::sync::{Condvar, Mutex, PoisonError, Weak};
+use crate::poison::Unpoisoned;
+use std::sync::{Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Limit of a turn, in which a segment of any length is submitted. The segment then runs on without it.
@@ -183,7 +184,7 @@ impl TurnRequest<'_> {
             // The end of a turn wakes all waiters; the end of a hold and an abort do not.
             let held = state.waiting.held_until().map(|until| until.saturating_duration_since(now));
             let timeout = held.map_or(ABORT_CHECK_INTERVAL, |held| held.min(ABORT_CHECK_INTERVAL));
-            state = self.turns.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.turns.changed.wait_timeout(state, timeout).unpoisoned().0;
             now = Instant::now();
         }
     }

@@ -13,9 +13,10 @@
 
 use super::queue_threads::{Lane, QueueThreads, RunCommands, Turn};
 use super::{CallbackRegistration, DeviceError, MemoryBudget, TimelinePoint};
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 /// Limit on the commands that are pending in a channel. A submitter that would exceed it waits: the backpressure of a queue.
@@ -145,7 +146,7 @@ impl<X: Executor> CommandChannel<X> {
                 return Err(DeviceError::Deadline("earlier commands of the queue"));
             }
             state.submitter_waiting = true;
-            state = self.space_or_idle.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.space_or_idle.wait_timeout(state, remaining).unpoisoned().0;
         }
     }
 
@@ -162,7 +163,7 @@ impl<X: Executor> CommandChannel<X> {
                 break;
             }
             state.submitter_waiting = true;
-            state = self.space_or_idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.space_or_idle.wait(state).unpoisoned();
         }
         if state.closed {
             return Err(DeviceError::Ended);
@@ -255,7 +256,7 @@ impl<X: Executor> CommandChannel<X> {
 
     fn lock(&self) -> MutexGuard<'_, ChannelState<X>> {
         // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

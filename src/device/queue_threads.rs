@@ -23,10 +23,11 @@
 use super::fair_queue::{FairQueue, FlowKeys, MIN_TURN, SLICE};
 use super::timeline::POLL_INTERVAL;
 use super::{DeviceActivity, MemoryBudget};
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -227,7 +228,7 @@ impl QueueThreads {
         });
         self.lanes().push(lane, session.flow_keys(), Waiter::Thread(Arc::clone(&waiting)));
         loop {
-            if let Some(turn) = waiting.turn.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some(turn) = waiting.turn.lock().unpoisoned().take() {
                 return turn;
             }
             std::thread::park();
@@ -279,7 +280,7 @@ impl Lanes {
                 }
                 Waiter::Thread(waiting) => {
                     let turn = self.turn(lane, &waiting.session, slice);
-                    *waiting.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
+                    *waiting.turn.lock().unpoisoned() = Some(turn);
                     waiting.thread.unpark();
                 }
             }
@@ -376,10 +377,10 @@ impl Lanes {
             }
             let changed = &self.signals(lane).changed;
             state = match next_poll.into_iter().chain(held_until).min() {
-                None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => changed.wait(state).unpoisoned(),
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
-                    changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    changed.wait_timeout(state, left).unpoisoned().0
                 }
             };
         }
@@ -394,7 +395,7 @@ impl Lanes {
 
     fn lock(&self) -> MutexGuard<'_, LanesState> {
         // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -6,10 +6,11 @@
 //! download.
 
 use super::DeviceError;
+use crate::poison::Unpoisoned;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
@@ -137,7 +138,7 @@ impl Timeline {
 
     fn lock(&self) -> MutexGuard<'_, TimelineState> {
         // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 
@@ -236,13 +237,13 @@ impl TimelinePoint {
                 return Err(failure.clone());
             }
             state = match deadline {
-                None => self.timeline.advanced_or_failed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.timeline.advanced_or_failed.wait(state).unpoisoned(),
                 Some(at) => {
                     let left = at.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(DeviceError::Deadline("a point on a queue"));
                     }
-                    self.timeline.advanced_or_failed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.timeline.advanced_or_failed.wait_timeout(state, left).unpoisoned().0
                 }
             };
         }

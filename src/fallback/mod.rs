@@ -22,11 +22,12 @@ use crate::device::{
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, Op, OpCode};
+use crate::poison::Unpoisoned;
 use log::warn;
 use partition::PartitionedGraph;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A primary device, and a secondary device for the nodes that the primary does not support. See the [module](self).
 #[derive(Debug)]
@@ -88,7 +89,7 @@ impl Fallback {
     }
 
     fn lock_copy_support(&self) -> MutexGuard<'_, HashMap<DeviceId, bool>> {
-        self.copy_support.lock().unwrap_or_else(PoisonError::into_inner)
+        self.copy_support.lock().unpoisoned()
     }
 
     /// Counts nodes that ran on the secondary device.

@@ -10,8 +10,9 @@ use crate::device::{
     Buffer, Command, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
     PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, Timeline, TimelinePoint, Turn, UploadSource,
 };
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long the secondary device may run a program inline on this thread. During that time, dropping the fallback queue cannot
@@ -69,7 +70,7 @@ struct ParkedState {
 impl ParkedQueues {
     fn lock(&self) -> MutexGuard<'_, ParkedState> {
         // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 
     /// Drops the parked queues, and makes the worker's later waits fail.

@@ -21,6 +21,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("setters", &[], &[]),
     layer("io_hint", &["io"], &[]),
     layer("log_level", &[], &[]),
+    layer("poison", &[], &[]),
     layer("printable", &[], &[]),
     layer("size", &[], &[]),
     layer("tensor", &[], &["fastrand"]),

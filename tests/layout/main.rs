@@ -152,6 +152,8 @@ fn layers_use_only_what_the_table_allows() {
         library.add(&name, &module, &text);
     }
     assert!(library.mentions.len() > 5000, "only {} paths found in src", library.mentions.len());
+    let everywhere = |name: &String| layer_table::ALLOWED_EVERYWHERE.contains(&name.as_str());
+    library.mentions.retain(|mention| !mention.path.get(1).is_some_and(everywhere));
     let all = all_layers();
     let mut errors = layers::table_errors(&library, &all, layer_table::GUARDED_PATHS, &crates);
     errors.extend(layers::violations(&library, &all, layer_table::GUARDED_PATHS, &crates));

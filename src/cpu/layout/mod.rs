@@ -46,12 +46,13 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 use super::memory::{HostMemory, View};
 use super::pool::Pool;
 use crate::device::{DeviceError, HostBuffer, Lane, MemoryBudget, ReadOnlyMapping, SourceError, Turn};
+use crate::poison::Unpoisoned;
 use crate::tensor::TensorDesc;
 use conversion::pack_panel;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
 use std::cmp::Ordering;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
 
 /// Bytes of a piece of an upload that is not packed.
 const UPLOAD_PIECE: usize = 1 << 20;
@@ -358,7 +359,7 @@ impl CpuMemory {
 
     fn read_map(&self) -> RwLockReadGuard<'_, LayoutMap> {
         // The map is consistent at every moment. A panic can only leave a range with unspecified bytes.
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
+        self.map.read().unpoisoned()
     }
 
     /// As `read_map`. `None`: another thread has the map locked exclusively or waits for that, and `locking` is
@@ -373,7 +374,7 @@ impl CpuMemory {
     }
 
     fn write_map(&self) -> RwLockWriteGuard<'_, LayoutMap> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
+        self.map.write().unpoisoned()
     }
 
     /// Pins a range that is about to be overwritten, less its parts that belong to packed spans which reach beyond it: it stays

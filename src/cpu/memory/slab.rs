@@ -26,12 +26,13 @@
 use super::super::system::{available_memory, total_memory};
 use super::mapping_budget::{MappingBudget, MappingPermit, Purpose, SharePermit};
 use crate::device::{DeviceError, MemoryBudget};
+use crate::poison::Unpoisoned;
 use memmap2::MmapMut;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 /// Bytes of a slab: 65,536 buffers of a page take 128 mappings, and a slab of the largest slots still has eight.
 const SLAB_BYTES: usize = 2 << 20;
@@ -267,7 +268,7 @@ impl SlabAllocator {
 
     fn lock(&self) -> MutexGuard<'_, SizeClasses> {
         // No code that may panic runs between two changes of the state that belong together.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

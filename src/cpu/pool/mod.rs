@@ -16,10 +16,11 @@ mod team;
 pub(crate) use team::{KernelContext, Member, StepProgress, Team};
 
 use super::memory::LocalScratch;
+use crate::poison::Unpoisoned;
 use crossbeam::utils::CachePadded;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -175,7 +176,7 @@ impl PoolShared {
                 *parked -= 1;
                 return Some(epoch);
             }
-            parked = self.wake.wait(parked).unwrap_or_else(PoisonError::into_inner);
+            parked = self.wake.wait(parked).unpoisoned();
         }
     }
 }
@@ -194,7 +195,7 @@ impl Drop for Pool {
 
 /// Locks a mutex whose value is consistent at every moment, so a poisoned mutex is still usable.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unpoisoned()
 }
 
 /// Waits in a loop, which yields the processor after a while.

@@ -3,9 +3,10 @@
 use super::exchange::PartBytes;
 use super::{CollectiveGroup, CollectivePart};
 use crate::device::{AdaptiveSpin, DeviceError, TimelinePoint};
+use crate::poison::Unpoisoned;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// One rank of a [`CollectiveGroup`]. Dropping it leaves the group: rounds that are not complete by then fail on all ranks, with
@@ -95,7 +96,7 @@ impl GroupMember {
     /// # Errors
     /// As [`GroupMember::poll`].
     pub fn poll_briefly(&self, give_up: impl Fn() -> bool) -> Result<bool, DeviceError> {
-        let mut waiting_since = self.waiting_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting_since = self.waiting_since.lock().unpoisoned();
         if self.poll()? {
             if let Some(since) = waiting_since.take() {
                 // Without the time that the thread took to wake up: it would make every wait a long one.

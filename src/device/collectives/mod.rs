@@ -29,11 +29,12 @@ pub use membership::{Membership, ServerMember};
 pub use part::CollectivePart;
 
 use super::{AdaptiveSpin, DeviceError, MemoryBudget, Timeline};
+use crate::poison::Unpoisoned;
 use exchange::ExchangeBuffer;
 use round::{GroupState, RankState};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 /// How long a rank polls for the others before its program suspends.
@@ -205,7 +206,7 @@ impl CollectiveGroup {
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {
         // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

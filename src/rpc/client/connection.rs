@@ -8,10 +8,11 @@ mod tests;
 
 pub(super) use write_guard::WriteGuard;
 
+use crate::poison::Unpoisoned;
 use std::fmt;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::completion_probe::{CompletionTracker, DeviceWriteState, RequiredMessages};
@@ -393,5 +394,5 @@ impl DeferredSends {
 /// Ignores poisoning: every state behind these locks is consistent between any two statements, so a panic cannot leave it half
 /// updated.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unpoisoned()
 }

@@ -1,8 +1,9 @@
 //! Outstanding replies of a connection, in the order of their requests.
 
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// An outstanding reply.
@@ -77,7 +78,7 @@ impl<T, F: Clone> DueReplies<T, F> {
     /// connection.
     pub(in crate::rpc) fn wait_failure(&self, timeout: Duration) -> Option<F> {
         let waited = self.failed.wait_timeout_while(self.lock(), timeout, |state| state.failure.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.failure.clone()
+        waited.unpoisoned().0.failure.clone()
     }
 
     /// Fails the connection; only the first failure counts. Returns the outstanding replies, which the caller has to fail.
@@ -98,6 +99,6 @@ impl<T, F: Clone> DueReplies<T, F> {
 
     fn lock(&self) -> MutexGuard<'_, DueRepliesState<T, F>> {
         // Ignores poisoning: the state is consistent between any two statements, so a panic cannot leave it half updated.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }

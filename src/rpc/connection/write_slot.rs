@@ -1,7 +1,8 @@
 //! Exclusive use of a connection's writer. Unlike a mutex it holds no lock during the use, so a thread may block on the peer
 //! meanwhile.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::poison::Unpoisoned;
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Lends its value to one thread at a time. No lock is held while a thread uses the value, because the thread may block on the
 /// peer. A wait for the value is bounded by that block: it ends when the peer has accepted no byte for the stall timeout, or
@@ -46,7 +47,7 @@ impl<T> WriteSlot<T> {
                 return Ok(self.lend(value, work));
             }
             state.waiting += 1;
-            state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.returned.wait(state).unpoisoned();
             state.waiting -= 1;
         }
     }
@@ -78,7 +79,7 @@ impl<T> WriteSlot<T> {
 
     fn lock(&self) -> MutexGuard<'_, WriteSlotState<T>> {
         // Ignores poisoning: the lock is held only for single assignments, which a panic cannot leave half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -24,10 +24,11 @@ mod tests;
 
 pub use forwarded_server::{ForwardedServer, ParseForwardedServerError};
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -284,7 +285,7 @@ impl Sessions {
 
     fn lock(&self) -> MutexGuard<'_, SessionsState> {
         // Ignores poisoning: each change is a single call.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -1,7 +1,8 @@
 //! One connection of a client and the connection to its server, from the dial to the end of both.
 
+use crate::poison::Unpoisoned;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use log::debug;
@@ -83,7 +84,7 @@ impl RelaySession<'_> {
                 }
             }
         });
-        match link.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match link.failure.into_inner().unpoisoned() {
             Some((Side::Server, e)) => self.log_failure(&e.to_string()),
             Some((Side::Client, e)) => debug!("{}: {e}; connection to {} closed", self.peer, self.server.endpoint()),
             None => debug!(
@@ -161,7 +162,7 @@ impl Link {
     /// Notes the failure that is reported: the first one, unless a later one `overrides` it.
     fn fail(&self, side: Side, e: TransportError, overrides: bool) {
         // Ignores poisoning: a change is a single assignment.
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = self.failure.lock().unpoisoned();
         if failure.is_none() || overrides {
             *failure = Some((side, e));
         }

@@ -5,9 +5,10 @@
 //! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
 //! told so in the reply to its HELLO.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use log::debug;
@@ -217,7 +218,7 @@ impl Admission {
             if count == 0 || left.is_zero() {
                 return count;
             }
-            state = self.session_ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.session_ended.wait_timeout(state, left).unpoisoned().0;
         }
     }
 
@@ -246,7 +247,7 @@ impl Admission {
 
     fn lock(&self) -> MutexGuard<'_, AdmissionState> {
         // Ignores poisoning: each change is a single call, so a panic cannot leave the state half updated.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -6,11 +6,12 @@ mod list;
 
 pub(super) use list::KeyLimits;
 
+use crate::poison::Unpoisoned;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use thiserror::Error;
 
@@ -123,7 +124,7 @@ impl ServerKeys {
     pub fn allowed(&self) -> Option<usize> {
         let is_allowed = |entry: &&ListEntry| matches!(entry.verdict, Verdict::Allowed(_));
         let list = self.list.as_ref()?;
-        Some(list.keys.read().unwrap_or_else(PoisonError::into_inner).values().filter(is_allowed).count())
+        Some(list.keys.read().unpoisoned().values().filter(is_allowed).count())
     }
 
     /// Checks that the list names only devices of the server, which has `devices`.
@@ -132,7 +133,7 @@ impl ServerKeys {
     /// [`ServerKeysError::Line`].
     pub(super) fn check_devices(&self, devices: usize) -> Result<(), ServerKeysError> {
         let Some(list) = &self.list else { return Ok(()) };
-        let keys = list.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = list.keys.read().unpoisoned();
         check_devices(&list.path, &keys, devices)
     }
 
@@ -145,7 +146,7 @@ impl ServerKeys {
         let Some(list) = &self.list else { return Ok(HashSet::new()) };
         let new = read_list(&list.path)?;
         check_devices(&list.path, &new, devices)?;
-        let mut keys = list.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = list.keys.write().unpoisoned();
         let has_other_devices = |(key, entry): &(&Identity, &ListEntry)| {
             keys.get(*key).is_some_and(|old| old.limits.devices != entry.limits.devices)
         };
@@ -158,7 +159,7 @@ impl ServerKeys {
     /// devices.
     pub(super) fn limits(&self, name: KeyName) -> KeyLimits {
         let Some(list) = &self.list else { return KeyLimits::default() };
-        let keys = list.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = list.keys.read().unpoisoned();
         let removed = || KeyLimits { devices: Some(Vec::new()), ..KeyLimits::default() };
         keys.get(name.identity()).map_or_else(removed, |entry| entry.limits.clone())
     }
@@ -190,7 +191,7 @@ impl AllowedKeys {
 
 impl AllowedPeers for AllowedKeys {
     fn check(&self, identity: &Identity) -> Verdict {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read().unpoisoned();
         keys.get(identity).map_or(Verdict::Unknown, |entry| entry.verdict)
     }
 }

@@ -1,7 +1,8 @@
 //! Byte semaphore: limits the host memory of a session's data in flight, and charges it to the session's host memory. A thread
 //! that would exceed a limit blocks, which is backpressure on the client.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::poison::Unpoisoned;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::host_memory::{HostCharge, SessionMemory};
@@ -52,7 +53,7 @@ impl ByteSemaphore {
             if left.is_zero() {
                 return Err(DeviceError::Deadline("host memory for data in flight"));
             }
-            used = self.released.wait_timeout(used, left).unwrap_or_else(PoisonError::into_inner).0;
+            used = self.released.wait_timeout(used, left).unpoisoned().0;
         }
         let prepaid = used.bytes == 0 && bytes <= self.prepaid;
         used.bytes += bytes;
@@ -72,7 +73,7 @@ impl ByteSemaphore {
 
     fn lock(&self) -> MutexGuard<'_, UsedBytes> {
         // Ignores poisoning: each change is a single assignment.
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.used.lock().unpoisoned()
     }
 }
 

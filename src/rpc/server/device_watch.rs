@@ -5,7 +5,8 @@
 //! open the device again, but a session may notice the loss late, or not at all while a kernel hangs. So a thread of its own
 //! polls the devices, and begins the drain.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::poison::Unpoisoned;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::device::{Device, DeviceError, MemoryBudget};
@@ -46,7 +47,7 @@ impl DeviceWatch {
                 self.changed.notify_all();
                 return Some(error);
             }
-            state = self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, INTERVAL).unpoisoned().0;
         }
         None
     }
@@ -70,11 +71,11 @@ impl DeviceWatch {
     /// Blocks until a device is lost, and returns its error; `None` after [`DeviceWatch::end`].
     pub(super) fn wait(&self) -> Option<DeviceError> {
         let waits = |state: &mut WatchState| state.lost.is_none() && !state.ended;
-        self.changed.wait_while(self.lock(), waits).unwrap_or_else(PoisonError::into_inner).lost.clone()
+        self.changed.wait_while(self.lock(), waits).unpoisoned().lost.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchState> {
         // Ignores poisoning: each change is a single assignment, so a panic cannot leave the state half updated.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }

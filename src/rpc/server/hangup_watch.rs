@@ -10,10 +10,11 @@
 //! A client that ends only its sending direction counts as gone, too: no client of ggml's protocol does that while it waits for
 //! a reply.
 
+use crate::poison::Unpoisoned;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use crate::rpc::transport::Aborter;
@@ -65,10 +66,10 @@ impl HangupWatch {
         let mut state = lock(&self.state);
         while !state.ended {
             if state.sessions.is_empty() {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.changed.wait(state).unpoisoned();
                 continue;
             }
-            state = self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, INTERVAL).unpoisoned().0;
             state.sessions.retain(|session| session.strong_count() > 0);
             let sessions: Vec<_> = state.sessions.iter().filter_map(Weak::upgrade).collect();
             drop(state);
@@ -202,7 +203,7 @@ impl Drop for CancellerGuard {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Ignores poisoning: each change is a single call, so a panic cannot leave a value half updated.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unpoisoned()
 }
 
 #[cfg(test)]

@@ -25,8 +25,9 @@ mod tests;
 
 pub(super) use session::{HostCharge, SessionMemory};
 
+use crate::poison::Unpoisoned;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use eviction::EVICT_AFTER;
@@ -190,7 +191,7 @@ impl HostMemory {
 
     fn lock(&self) -> MutexGuard<'_, HostMemoryState> {
         // Ignores poisoning: no code that can panic runs while the numbers disagree.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

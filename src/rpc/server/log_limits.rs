@@ -14,11 +14,12 @@
 //! debug and trace are not limited either: they are off by default. A panic is a bug: its line here is limited, and the standard
 //! library's hook prints another one to standard error, which only the program could replace.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use log::Level;
@@ -374,7 +375,7 @@ impl LogLimits {
 
     fn lock(&self) -> MutexGuard<'_, LogLimitsState> {
         // Ignores poisoning: no code that can panic runs while the counts disagree.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

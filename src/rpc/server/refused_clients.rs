@@ -5,8 +5,9 @@
 //!
 //! [`ServerHandle::faulting_client`]: super::ServerHandle::faulting_client
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// A client that a server refuses ([`ServerHandle::refuse`](super::ServerHandle::refuse)).
@@ -45,7 +46,7 @@ impl RefusedClients {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
         // Ignores poisoning: each change is a single call.
-        self.until.lock().unwrap_or_else(PoisonError::into_inner)
+        self.until.lock().unpoisoned()
     }
 }
 

@@ -4,9 +4,10 @@
 //! Sessions wait for no lock of this module: they count in atomics, and register without one. Readers of statistics (status pages,
 //! scrapes) can therefore not delay them.
 
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
@@ -158,7 +159,7 @@ impl Statistics {
             }
             ended = lock(&self.has_ended);
             if !*ended {
-                ended = self.ended.wait_timeout(ended, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+                ended = self.ended.wait_timeout(ended, INTERVAL).unpoisoned().0;
             }
         }
     }
@@ -180,7 +181,7 @@ impl Statistics {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Ignores poisoning: each change is a single call.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unpoisoned()
 }
 
 #[cfg(test)]

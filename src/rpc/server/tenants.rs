@@ -9,9 +9,10 @@
 //! For mappings, host memory, threads of transfers and turns on CPU devices, each session from loopback is a tenant of its own. The same
 //! holds for transports without IP addresses.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -458,7 +459,7 @@ impl Tenants {
 
     fn lock(&self) -> MutexGuard<'_, TenantsState> {
         // Ignores poisoning: no code that can panic runs while the counts disagree.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

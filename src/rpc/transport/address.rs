@@ -1,10 +1,11 @@
 //! Addresses of connections, and the resolution of `host:port`.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::rpc::keys::Identity;
 
@@ -17,7 +18,7 @@ pub(crate) struct KeyName(&'static (Identity, String));
 impl KeyName {
     pub(crate) fn new(identity: impl Into<Identity>, name: &str) -> KeyName {
         static NAMES: Mutex<Option<HashSet<&'static (Identity, String)>>> = Mutex::new(None);
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = NAMES.lock().unpoisoned();
         let names = names.get_or_insert_default();
         let named = (identity.into(), name.to_owned());
         if let Some(known) = names.get(&named) {

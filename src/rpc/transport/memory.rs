@@ -4,12 +4,13 @@
 //! back until they are flushed, finds no room for some attempts to flush or to finish, and can be cut after a number of bytes.
 //! Delays are counted in attempts: nothing sleeps.
 
+use crate::poison::Unpoisoned;
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
@@ -157,14 +158,14 @@ impl Pipe {
     }
 
     fn lock(&self) -> MutexGuard<'_, PipeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     fn wait(&self, deadline: &Deadline, ready: impl Fn(&PipeState) -> bool) -> bool {
         let mut state = self.lock();
         while !ready(&state) {
             let Some(left) = deadline.remaining() else { return false };
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, left).unpoisoned().0;
         }
         true
     }
@@ -316,14 +317,14 @@ pub(crate) fn listen(conditions: LinkConditions) -> MemoryListener {
 pub(crate) fn listen_for(conditions: LinkConditions, client: Option<SocketAddr>) -> MemoryListener {
     let number = NEXT_LISTENER.fetch_add(1, Ordering::Relaxed);
     let (to, incoming) = mpsc::channel();
-    let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut listeners = LISTENERS.lock().unpoisoned();
     listeners.get_or_insert_default().insert(number, (to.clone(), conditions, client));
     MemoryListener { number, to, incoming }
 }
 
 /// Connects to a listener by its number.
 pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
-    let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut listeners = LISTENERS.lock().unpoisoned();
     let (to, conditions, client) =
         listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
     let (ours, theirs) = pair_from(*conditions, *client);

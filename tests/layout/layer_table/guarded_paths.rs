@@ -14,8 +14,8 @@ pub(crate) const GUARDED_PATHS: &[GuardedPaths] = &[
     GuardedPaths { name: "processes", paths: &["std::process"] },
 ];
 
-/// Dependencies that every layer may use.
-pub(crate) const ALLOWED_EVERYWHERE: &[&str] = &["bytemuck", "half", "log", "thiserror"];
+/// Dependencies, and modules without dependencies, that every layer may use.
+pub(crate) const ALLOWED_EVERYWHERE: &[&str] = &["bytemuck", "half", "log", "poison", "thiserror"];
 
 /// Words that must not occur in the files of a layer, not even in comments. The server, for example, must not depend on any
 /// backend.

@@ -1,9 +1,10 @@
 //! Mark tracking of one queue: which marks were placed in the message stream, requested from the server (NOTIFY_REACHED), and
 //! reached.
 
+use crate::poison::Unpoisoned;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use super::super::connection::{ConnectionShared, lock};
@@ -142,7 +143,7 @@ impl MarkTracker {
             if marks.closed {
                 return Err(DeviceError::Ended);
             }
-            marks = self.changed.wait(marks).unwrap_or_else(PoisonError::into_inner);
+            marks = self.changed.wait(marks).unpoisoned();
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Pool of transfer tokens. A transfer token is a single-use capability token of this connection's server: a peer server that
 //! presents it may write [`TRANSFER_CHUNK_BYTES`] bytes for a RECEIVE_FROM_PEER. Tokens are requested in batches ahead of use.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use super::super::connection::{ConnectionShared, ReplySink, WriteGuard, lock};
 use super::mark_tracker::MarkTracker;
@@ -150,7 +151,7 @@ impl ConnectionShared {
             if let Some(failure) = tracker.failure() {
                 return Err(failure);
             }
-            pool = tokens.changed.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            pool = tokens.changed.wait(pool).unpoisoned();
         }
     }
 

@@ -1,8 +1,9 @@
 //! All certificates of the CA are allowed: the clients of a server with a certificate and without a list.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::rpc::keys::Identity;
 use crate::rpc::transport::KeyName;
@@ -26,7 +27,7 @@ impl fmt::Debug for AllCertificates {
 impl AllowedPeers for AllCertificates {
     fn check(&self, identity: &Identity) -> Verdict {
         let Identity::Certificate(name) = identity else { return Verdict::Unknown };
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock().unpoisoned();
         if let Some(known) = names.get(identity) {
             return Verdict::Allowed(*known);
         }

@@ -1,7 +1,8 @@
 //! Sending half of a client's connection: any thread of the session sends whole messages through it. A client that reads too
 //! slowly blocks the sending thread (backpressure), and a client that stops reading is disconnected.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::poison::Unpoisoned;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::rpc::connection::{MessageWriter, WriteSlot};
@@ -124,6 +125,6 @@ impl ClientWriter {
 
     fn lock_failure(&self) -> MutexGuard<'_, Option<(&'static str, TransportError)>> {
         // Ignores poisoning: each change is a single assignment.
-        self.write_failure.lock().unwrap_or_else(PoisonError::into_inner)
+        self.write_failure.lock().unpoisoned()
     }
 }

@@ -5,9 +5,10 @@
 //! sends no COMM_ALLREDUCE. So the second client of an address is answered 0 at once, while the first one's COMM_INIT is pending
 //! and as long afterwards as the first one's rank 1 may still be dialling.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::rendezvous::RendezvousError;
@@ -49,7 +50,7 @@ impl AddressClaims {
 
     fn lock(&self) -> MutexGuard<'_, ClaimTable> {
         // Each change leaves the table consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 }
 

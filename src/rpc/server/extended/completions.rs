@@ -5,9 +5,10 @@
 //! so that other queues and later requests do not wait. A failure is sent in order as well, and is the last notification of its
 //! queue.
 
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::notifier::NotifierShared;
@@ -62,7 +63,7 @@ impl CompletionWriter {
 
     /// Sends QUEUE_FAILED, the last notification of the queue.
     fn send_failed(&self, fault: DeviceFault) -> Result<(), TransportError> {
-        let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        let groups = std::mem::take(&mut *self.groups.lock().unpoisoned());
         let no_text = || "its queue has failed, for lack of memory".to_owned();
         let reason = Some(fault.text.clone()).filter(|text| !text.is_empty()).unwrap_or_else(no_text);
         for (group, rank) in groups {
@@ -220,7 +221,7 @@ impl QueueCompletions {
 
     fn lock(&self) -> MutexGuard<'_, PendingList> {
         // Ignores poisoning: each change is a single call, so a panic cannot leave the list half updated.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().unpoisoned()
     }
 }
 
@@ -277,7 +278,7 @@ impl Completions {
     /// Adds a group that the queue has joined as rank `rank`.
     pub(super) fn add_group(&self, group: GroupHandle, rank: usize) {
         // Poisoning is ignored: each change is a single call.
-        let mut groups = self.queue.notifications.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.queue.notifications.groups.lock().unpoisoned();
         groups.retain(|(group, _)| group.failure().is_none());
         groups.push((group, rank));
     }
@@ -335,7 +336,7 @@ impl Completions {
                 let late = DeviceError::Deadline("a queue's earlier completions");
                 return self.queue.notifications.send_failed(DeviceFault::from(&late));
             }
-            pending = self.queue.sent.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
+            pending = self.queue.sent.wait_timeout(pending, left).unpoisoned().0;
         }
         self.queue.append(pending, completion, &self.notifier);
         Ok(())

@@ -10,8 +10,9 @@
 //! - **Deadlines.** A completion that has been the first one of its queue for longer than the device timeout fails the queue.
 //!   Groups that are late fail, too.
 
+use crate::poison::Unpoisoned;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use super::completions::QueueCompletions;
@@ -146,7 +147,7 @@ impl NotifierShared {
             if ready.is_empty() && polled.is_empty() {
                 if state.ready.is_empty() && !state.ended {
                     let timeout = next_interval.saturating_duration_since(now);
-                    state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
+                    state = self.changed.wait_timeout(state, timeout).unpoisoned().0;
                 }
                 continue;
             }
@@ -180,7 +181,7 @@ impl NotifierShared {
 
     fn lock(&self) -> MutexGuard<'_, NotifierState> {
         // Ignores poisoning: each change is a single call, so a panic cannot leave the state half updated.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

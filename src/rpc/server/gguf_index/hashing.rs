@@ -1,8 +1,9 @@
 //! The thread that scans the model folder and computes digests in the background.
 
+use crate::poison::Unpoisoned;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use log::{debug, info, warn};
@@ -100,7 +101,7 @@ impl Hashing {
 
     fn lock(&self) -> MutexGuard<'_, HashingState> {
         // Each change is a single assignment, so a panic cannot leave the state inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 
@@ -177,9 +178,9 @@ impl HashingThread {
             let pause = self.next_scan.saturating_duration_since(Instant::now());
             let changed = &self.shared.changed;
             state = if !state.scan_requested {
-                changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+                changed.wait(state).unpoisoned()
             } else if !pause.is_zero() {
-                changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0
+                changed.wait_timeout(state, pause).unpoisoned().0
             } else {
                 state.scan_requested = false;
                 return true;

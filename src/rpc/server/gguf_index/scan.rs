@@ -3,11 +3,12 @@
 #[cfg(test)]
 mod tests;
 
+use crate::poison::Unpoisoned;
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use log::warn;
@@ -204,7 +205,7 @@ impl IndexSnapshot {
 
     fn lock_table(&self) -> MutexGuard<'_, DigestTable> {
         // Tensors are only added, so a panic leaves the table usable.
-        self.by_digest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_digest.lock().unpoisoned()
     }
 
     /// Logs a problem with a file, unless the previous snapshot `before` has logged the same.

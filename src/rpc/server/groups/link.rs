@@ -5,10 +5,11 @@
 //! costs no thread switch. A server has received the part of round k before its ranks send theirs of round k + 1, so the backlog
 //! never has more than two parts of a rank, unless the server sends parts and receives none: that fails the group.
 
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
 use std::mem;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::attach::{Heartbeat, attach};
@@ -264,7 +265,7 @@ impl GroupLink {
             let left = state.close_by.map(|at| at.saturating_duration_since(Instant::now()));
             let wait = left.unwrap_or_else(|| heartbeat.remaining());
             if !wait.is_zero() {
-                state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+                state = self.changed.wait_timeout(state, wait).unpoisoned().0;
             }
             if let Some(ping) = heartbeat.take_ping() {
                 state.backlog.push_back(QueuedMessage::control(ping, true));
@@ -303,7 +304,7 @@ impl GroupLink {
 
     fn lock(&self) -> MutexGuard<'_, LinkState> {
         // Each change leaves the state consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The connections of a group to the other servers: one thread each, see [`GroupLink`].
 
+use crate::poison::Unpoisoned;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use super::attach::displayable_reason;
@@ -132,7 +133,7 @@ impl GroupLinks {
 
     fn lock_incoming(&self) -> std::sync::MutexGuard<'_, Vec<(String, Weak<SessionWatch>)>> {
         // Each change is a single call.
-        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
+        self.incoming.lock().unpoisoned()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The groups that the queues of one session have joined.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use crate::poison::Unpoisoned;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use super::links::{GroupLinks, LinkPlan};
@@ -186,7 +187,7 @@ impl SessionGroups {
 
     fn lock(&self) -> MutexGuard<'_, GroupsState> {
         // Each change is a single call.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The groups of a server, by their secrets.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::incoming::IncomingLink;
@@ -48,7 +49,7 @@ pub(super) struct GroupInstance {
 impl GroupInstance {
     pub(super) fn lock_members(&self) -> MutexGuard<'_, Vec<Option<GroupMember>>> {
         // Each change is a single assignment.
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock().unpoisoned()
     }
 
     fn is_local(&self, rank: usize) -> bool {
@@ -70,7 +71,7 @@ impl GroupTable {
 
     fn lock(&self) -> MutexGuard<'_, TableState> {
         // Each change is a single call.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Serves the ATTACH_GROUP of another server, which `sender` watches: waits until the queues of this server have joined the
@@ -96,7 +97,7 @@ impl GroupTable {
             if left.is_zero() || sender.has_hung_up() {
                 break None;
             }
-            state = self.changed.wait_timeout(state, left.min(ATTACH_SLICE)).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, left.min(ATTACH_SLICE)).unpoisoned().0;
         };
         if let Some(count) = state.waiting.get_mut(&key) {
             *count -= 1;

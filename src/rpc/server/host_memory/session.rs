@@ -1,7 +1,8 @@
 //! The host memory of one session: its account and its charges.
 
+use crate::poison::Unpoisoned;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::eviction::{MemoryWait, NextWait};
 use super::{
@@ -214,7 +215,7 @@ impl SessionMemory {
                 NextWait::Evict => server.evict(&state, account, own_after, tenant_after, missing),
                 NextWait::Release(left) => {
                     state.waiting += 1;
-                    state = server.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                    state = server.released.wait_timeout(state, left).unpoisoned().0;
                     state.waiting -= 1;
                 }
             }

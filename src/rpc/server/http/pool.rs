@@ -1,9 +1,10 @@
 //! The connections for HTTP, which have places of their own: sessions of ggml's protocol can neither use them up nor be kept out by
 //! them.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::rpc::transport::{Aborter, PeerAddr};
@@ -158,7 +159,7 @@ impl Drop for HttpPermit {
 
 fn lock(state: &Mutex<PoolState>) -> MutexGuard<'_, PoolState> {
     // Ignores poisoning: each change is a single call.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+    state.lock().unpoisoned()
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 //! PEER_WRITE of each SEND_TO_PEER. Its reply proves that the remote server has received all bytes before it. If the connection
 //! ends before that reply, the queue of the SEND_TO_PEER fails.
 
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use log::debug;
@@ -92,7 +93,7 @@ impl PeerConnection {
             if remaining.is_zero() {
                 return Err(self.with_address("no connection in time"));
             }
-            state = self.changed.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, remaining).unpoisoned().0;
         }
     }
 
@@ -214,7 +215,7 @@ impl PeerConnection {
 
     fn lock(&self) -> MutexGuard<'_, PeerConnectionState> {
         // Each change is a single assignment, so a panic cannot leave the state inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -1,9 +1,10 @@
 //! The size limit of a tensor cache: counts the entries and the uploads in progress, and evicts the least recently used entries.
 
+use crate::poison::Unpoisoned;
 use std::ffi::OsString;
 use std::io;
 use std::mem;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::SystemTime;
 
 use super::{ENTRY_EXTENSION, TensorCache};
@@ -118,7 +119,7 @@ impl TensorCache {
 
     pub(super) fn lock_usage(&self) -> MutexGuard<'_, Usage> {
         // A panic can leave the numbers too large, which costs cache, but not wrong in the other direction.
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usage.lock().unpoisoned()
     }
 }
 

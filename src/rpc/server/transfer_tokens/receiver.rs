@@ -13,8 +13,9 @@
 //! meanwhile. So a receiver is closed without that lock: the close aborts the device queue, which ends the upload, and the
 //! thread that holds the lock ends the RECEIVE_FROM_PEERs when it has released it.
 
+use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::error::TokenError;
@@ -92,7 +93,7 @@ impl PendingReceives {
 
     fn lock(&self) -> MutexGuard<'_, ReceiverList> {
         // A panic cannot leave the list inconsistent: each change is a single operation.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 }
 
@@ -306,7 +307,7 @@ fn device_queue<'a>(
 impl ReceiverShared {
     fn lock(&self) -> MutexGuard<'_, ReceiverState> {
         // A panic while the lock was held can leave a RECEIVE_FROM_PEER that is never done; its deadline fails it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Appends a RECEIVE_FROM_PEER, and returns its number. `completed` is advanced to 1 when all bytes are written. Starts the
@@ -400,7 +401,7 @@ impl ReceiverShared {
                         deadline.map_or(self.timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
                     let idle = |signal: &mut ReceiverSignal| signal.closed.is_none() && !signal.device_wait;
                     let signal = self.changed.wait_timeout_while(self.lock_signal(), timeout, idle);
-                    signal.unwrap_or_else(PoisonError::into_inner).0.device_wait = false;
+                    signal.unpoisoned().0.device_wait = false;
                 }
             }
         }
@@ -434,7 +435,7 @@ impl ReceiverShared {
 
     fn lock_signal(&self) -> MutexGuard<'_, ReceiverSignal> {
         // Ignores poisoning: each change is a single assignment.
-        self.signal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.signal.lock().unpoisoned()
     }
 }
 

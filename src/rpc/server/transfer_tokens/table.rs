@@ -1,8 +1,9 @@
 //! Table of all live transfer tokens of a server. A PEER_WRITE first removes its token from the table, so that each token is
 //! redeemed at most once.
 
+use crate::poison::Unpoisoned;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::error::{MAX_UNUSED_TOKENS, TokenError};
 use super::payload::{BufferedBytes, PeerWriteData, check_length};
@@ -110,7 +111,7 @@ impl TokenTable {
     pub(super) fn lock(&self) -> MutexGuard<'_, TokenMaps> {
         // A panic while the lock was held can at most have left a token in one of the two maps only, where it cannot be
         // redeemed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 
     /// Redeems a token: serves the PEER_WRITE of another server. Never waits for a device.

@@ -1,8 +1,9 @@
 //! Version probe: the [`Evidence`] of every client address or key, in a bounded LRU table that forgets after a day.
 
+use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::evidence::{Consequence, Evidence};
@@ -169,7 +170,7 @@ impl VersionProbe {
 
     fn lock(&self) -> MutexGuard<'_, ProbeState> {
         // Ignores poisoning: the worst that a half-updated entry can cause is one more failed attempt of a client.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 

@@ -20,11 +20,12 @@ pub(crate) use config::{AllowedPeers, ClientTls, Credentials, Proof, ServerTls, 
 #[cfg(test)]
 pub(crate) use records::copies;
 
+use crate::poison::Unpoisoned;
 use std::fmt;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use rustls::{AlertDescription, CertificateError, Error};
@@ -142,7 +143,7 @@ struct TlsSession {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Poisoning is ignored: after a panic in rustls the connection fails with its next record.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unpoisoned()
 }
 
 impl TlsTransport {
