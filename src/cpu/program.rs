@@ -3,7 +3,7 @@
 use super::fuse;
 use super::joined_groups::JoinedGroups;
 use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Locking, TensorUses, lock_order};
-use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
+use super::memory::{BLOCK, HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
 use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock, run_team};
@@ -13,6 +13,7 @@ use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -70,8 +71,8 @@ pub(super) struct CpuProgram {
     requirements: Vec<LayoutRequirements>,
     /// The groups of the program's collectives.
     groups: Vec<u32>,
-    /// By slot: whether some node writes to it.
-    written: Vec<bool>,
+    /// By slot: what nodes write to it, as ranges of bytes in order, at least [`BLOCK`] bytes apart.
+    written: Vec<Vec<Range<usize>>>,
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
     /// layout need not be checked again.
     known_versions: Mutex<Vec<Option<(usize, u64)>>>,
@@ -174,16 +175,7 @@ impl CpuProgram {
         drop(numbers);
         steps.shrink_to_fit();
         operands.shrink_to_fit();
-        let mut written = vec![false; graph.slot_sizes().len()];
-        // By node, not by step: a fused step also writes the residual sum, which is one of its sources.
-        for node in graph.nodes() {
-            let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
-            for place in updated.chain([node.dst]).filter_map(|id| graph.tensor(id)?.place) {
-                if let Some(written) = written.get_mut(place.slot as usize) {
-                    *written = true;
-                }
-            }
-        }
+        let written = written_ranges(graph);
         let mut packed = packed_rhs_reuse::PackedRhs::default();
         for step in &mut steps {
             let operand = |n: &u32| &operands[*n as usize];
@@ -234,14 +226,27 @@ impl CpuProgram {
 
     /// Whether the program can run on these bindings, one for each slot and each as large as its slot.
     pub(super) fn check_bindings(&self, bindings: &[Region]) -> Result<(), DeviceError> {
-        for (region, &written) in bindings.iter().zip(&self.written) {
+        for (region, written) in bindings.iter().zip(&self.written) {
             if let Some(memory) = region.buffer().memory::<CpuMemory>()
-                && written
+                && !written.is_empty()
             {
                 memory.check_writable()?;
             }
         }
         Ok(())
+    }
+
+    /// Prefaults the memory that the nodes write, where it is new, until `abort` is set. The thread that submits a run calls this,
+    /// outside of turns: the system takes milliseconds for a huge page, so a claim that writes one element to each of a thousand
+    /// pages would keep the device for seconds.
+    pub(super) fn populate(&self, bindings: &[Region], abort: &AtomicBool) {
+        for (region, written) in bindings.iter().zip(&self.written) {
+            let Some(memory) = region.buffer().memory::<CpuMemory>() else { continue };
+            let start = region.offset() as usize;
+            for range in written {
+                memory.pages().populate_new_blocks(start + range.start..start + range.end, abort);
+            }
+        }
     }
 
     /// Runs the steps from a position on, in order, within `limits`. Returns the position to continue at; `None` if all steps
@@ -437,6 +442,33 @@ impl CpuProgram {
             groups: run.groups,
         });
     }
+}
+
+/// By slot: what the nodes write. By node, not by step: a fused step also writes the residual sum, which is one of its sources.
+fn written_ranges(graph: &Graph) -> Vec<Vec<Range<usize>>> {
+    let mut written = vec![Vec::new(); graph.slot_sizes().len()];
+    for node in graph.nodes() {
+        let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
+        for tensor in updated.chain([node.dst]).filter_map(|id| graph.tensor(id)) {
+            if let Some(place) = tensor.place
+                && let Some(ranges) = written.get_mut(place.slot as usize)
+            {
+                ranges.push(place.offset..place.offset + tensor.desc.extent());
+            }
+        }
+    }
+    for ranges in &mut written {
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, range| {
+            let near = next.start < range.end + BLOCK;
+            if near {
+                range.end = range.end.max(next.end);
+            }
+            near
+        });
+        ranges.shrink_to_fit();
+    }
+    written
 }
 
 #[cfg(test)]

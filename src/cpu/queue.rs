@@ -119,7 +119,9 @@ impl CpuQueue {
         if !compiled.groups().iter().all(|group| self.joined.contains(group)) {
             return Err(NOT_JOINED);
         }
-        compiled.check_bindings(bindings)
+        compiled.check_bindings(bindings)?;
+        compiled.populate(bindings, &self.abort);
+        Ok(())
     }
 
     /// Writes a small region: inline if the queue is idle and the region needs no conversion, otherwise as a command with a copy

@@ -142,6 +142,11 @@ impl CpuMemory {
         if self.pages.is_read_only() { Err(READ_ONLY) } else { Ok(()) }
     }
 
+    /// The memory itself, whose layout the caller must not depend on.
+    pub(super) fn pages(&self) -> &HostMemory {
+        &self.pages
+    }
+
     /// As [`HostMemory::populate`].
     pub(super) fn populate(&self, offset: usize, bytes: usize) {
         self.pages.populate(offset..offset.saturating_add(bytes));

@@ -25,6 +25,7 @@ mod pool;
 mod recurrence;
 mod reduce;
 pub(super) mod rope;
+pub(super) mod row_limits;
 mod rows;
 mod sequence;
 mod softmax;
@@ -191,6 +192,7 @@ impl Kernel {
 /// # Errors
 /// [`Unsupported`] with the reason why the CPU cannot run the node.
 pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel, Unsupported> {
+    row_limits::check(node)?;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
         Op::Unary(op) => unary::select(*op, node),

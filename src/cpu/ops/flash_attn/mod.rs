@@ -10,7 +10,7 @@ mod few_queries;
 mod many_queries;
 mod mask;
 
-use super::{Kernel, empty_sum, math, unsupported_types};
+use super::{Kernel, bounded, empty_sum, math, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::attention_gemm::{AttentionGemm, COLUMN_MULTIPLE};
@@ -40,6 +40,12 @@ const SPLIT_BELOW_TILES: usize = 64;
 /// Fewest positions of a part.
 const MIN_PART_POSITIONS: usize = 256;
 
+/// Most products of a part with all queries of a tile: those of 128 Ki positions with heads of 128 elements.
+const MAX_PRODUCTS: usize = 1 << 31;
+
+/// Most elements of a head of K or V.
+const MAX_WIDTH: usize = 1 << 14;
+
 /// The mask value, and the score, of a masked position.
 const MASKED: f32 = f32::NEG_INFINITY;
 
@@ -55,6 +61,7 @@ pub(super) fn select(op: FlashAttn, node: &NodeView<'_>) -> Result<Kernel, Unsup
     if k.is_empty() {
         return Ok(empty_sum(node));
     }
+    bounded(node.op.code(), "elements of a head", k.ne()[0].max(v.ne()[0]), MAX_WIDTH)?;
     let plan = AttentionPlan::new(op, q.ne(), k.ne(), v.ne(), from_k, from_v);
     let cost = q.elements().saturating_mul(plan.positions).saturating_mul(2);
     let (local, shared, syncs) = (plan.local(), plan.shared(), usize::from(plan.parts > 1));
@@ -170,8 +177,11 @@ impl AttentionPlan {
         if plan.tiles() < SPLIT_BELOW_TILES {
             let parts = SPLIT_BELOW_TILES.div_ceil(plan.tiles().max(1)).min(k[1] / MIN_PART_POSITIONS).max(1);
             plan.part = k[1].div_ceil(parts).next_multiple_of(BLOCK).max(BLOCK);
-            plan.parts = k[1].div_ceil(plan.part).max(1);
         }
+        // Of a context of a million positions, a part with all queries of a tile would take a second.
+        let products = plan.tile_heads * plan.tile_tokens * (dk + v[0]).max(1);
+        plan.part = plan.part.min((MAX_PRODUCTS / products / BLOCK).max(1) * BLOCK);
+        plan.parts = k[1].div_ceil(plan.part).max(1);
         plan
     }
 
@@ -396,4 +406,21 @@ fn all_finite(x: &[f32]) -> bool {
 
 fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_many_queries_are_short() {
+        let op = FlashAttn { scale: 1.0, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
+        let convert = dequantiser(F16).unwrap();
+        for (positions, width, want) in [(4096, 128, 1), (128 << 10, 128, 1), (1 << 20, 128, 8), (4096, MAX_WIDTH, 4)] {
+            let (q, kv) = ([width, 512, 32, 1], [width, positions, 8, 1]);
+            let plan = AttentionPlan::new(op, q, kv, kv, convert, convert);
+            assert_eq!(plan.parts, want, "{positions} positions of {width} elements");
+            assert!(plan.tile_heads * plan.tile_tokens * plan.part * 2 * width <= MAX_PRODUCTS);
+        }
+    }
 }
