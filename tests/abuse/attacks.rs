@@ -190,6 +190,9 @@ fn open_all_queues(address: &str, until: Instant) -> Result<u64> {
     })
 }
 
+/// Pause of an attacker before it allocates again.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
 /// Columns of the product of [`write_columns_far_apart`].
 const FAR_COLUMNS: usize = 400;
 
@@ -203,7 +206,11 @@ fn write_columns_far_apart(address: &str, until: Instant) -> Result<u64> {
     let graph = builder.build().map_err(Error::other)?;
     rounds(until, || {
         let mut client = Session::connect(address)?;
-        let graph = WireGraph::new(&graph, |size| client.alloc_or_fail(size))?;
+        // The memory of the round before is freed after its connection has ended.
+        let Ok(graph) = WireGraph::new(&graph, |size| client.alloc_or_fail(size)) else {
+            std::thread::sleep(RETRY_PAUSE);
+            return Ok(());
+        };
         client.send(&[graph.compute()?, graph.read(product, 4)].concat())?;
         client.read_reply().map(drop)
     })
