@@ -143,6 +143,44 @@ pub enum UploadSource<'a> {
     Writer(&'a mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>),
 }
 
+impl UploadSource<'_> {
+    /// For devices: fails unless a borrowed slice is as long as the region, which has `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`].
+    pub fn check_size(&self, bytes: u64) -> Result<(), DeviceError> {
+        match self {
+            UploadSource::Borrowed(slice) if slice.len() as u64 != bytes => {
+                Err(DeviceError::Misuse("an upload and its region differ in size"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// For devices: the bytes for a region of `bytes` bytes.
+    ///
+    /// # Errors
+    /// The error of the closure.
+    pub fn into_bytes(self, bytes: u64) -> Result<Vec<u8>, DeviceError> {
+        match self {
+            UploadSource::Borrowed(slice) => Ok(slice.to_vec()),
+            UploadSource::Writer(fill) => {
+                let mut filled = vec![0; bytes as usize];
+                fill(&mut filled)?;
+                Ok(filled)
+            }
+        }
+    }
+}
+
+/// For devices: fails unless the regions of a copy have the same size.
+///
+/// # Errors
+/// [`DeviceError::Misuse`].
+pub fn check_copy(src: &Region, dst: &Region) -> Result<(), DeviceError> {
+    if src.bytes() == dst.bytes() { Ok(()) } else { Err(DeviceError::Misuse("a copy's regions differ in size")) }
+}
+
 /// Whether a queue has accepted a copy. See [`Queue::copy_from`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
