@@ -6,11 +6,12 @@ use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Lo
 use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock, run_team};
+use super::pool::{KernelContext, Member, Pool, StepProgress, Team, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use crate::poison::lock;
 use crate::tensor::TensorDesc;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -22,11 +22,11 @@
 //! lock while it has a turn, and for no pinned memory while it has a lock. Packing never waits for a lock: without it, products read
 //! the weight as it is.
 
-use super::context::lock;
 use super::events::{Event, Stream};
 use super::ops::can_pack;
 use crate::device::DeviceError;
 use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use crate::tensor::{DType, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
