@@ -8,7 +8,7 @@ mod tests;
 
 pub(super) use write_guard::WriteGuard;
 
-pub(super) use crate::poison::lock;
+use crate::poison::lock;
 use std::fmt;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};

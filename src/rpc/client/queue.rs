@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::connection::lock;
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
@@ -18,6 +17,7 @@ use crate::device::{
     LoadOutcome, Membership, PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, ServerMember,
     SourceError, TensorDigest, Timeline, TimelinePoint, Turn, UploadSource, check_copy,
 };
+use crate::poison::lock;
 use crate::tensor::{ByteRuns, TensorDesc};
 
 /// Staging limit: a queue with pending commands copies an upload of at most this size into its command. A larger upload waits
