@@ -74,6 +74,7 @@ mod memory;
 mod memory_budget;
 pub mod noop;
 mod queue_threads;
+mod repack;
 mod tensors;
 mod timeline;
 
@@ -107,6 +108,9 @@ pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
+#[cfg(test)]
+pub(crate) use repack::FIRST_REPACK_DELAY;
+pub(crate) use repack::{MIN_PACKED_BYTES, RepackDelays, next_layout_version};
 pub use tensors::{TensorMemory, TensorPlan};
 pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
 #[cfg(feature = "server")]
