@@ -201,7 +201,7 @@ const TABLE: &[Row] = &[
     row("tests", Module, "foresight", "prefault"),
     row("tests", Module, "greeted", "extended"),
     row("crates", Module, "spy", "recording_device"),
-    row("crates", Module, "island", "isolated_device"),
+    row("crates", Module, "island", "forwarding_device"),
     row("crates", Type, "Moody", "PartialSupport"),
     row("crates", Module, "door", "ffi_guard"),
     row("crates", Module, "cx", "exec_context"),
