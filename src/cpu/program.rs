@@ -6,11 +6,12 @@ use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Lo
 use super::memory::{BLOCK, HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock, run_team};
+use super::pool::{KernelContext, Member, Pool, StepProgress, Team, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use crate::poison::lock;
 use crate::tensor::TensorDesc;
 use std::cell::Cell;
 use std::ops::Range;
@@ -156,9 +157,9 @@ impl CpuProgram {
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost, mut groups) = (0, 0, 0usize, Vec::new());
         select_kernels(graph, patterns, select, fuse::kernel, |KernelCall { code, mut kernel, dst, srcs, .. }| {
-            floats = floats.max(kernel.local());
-            shared = shared.max(kernel.shared());
-            cost = cost.saturating_add(kernel.cost());
+            floats = floats.max(kernel.local);
+            shared = shared.max(kernel.shared);
+            cost = cost.saturating_add(kernel.cost);
             let dst = operand(dst, LayoutAccess::Rows)?;
             let srcs = srcs.into_iter().enumerate();
             let srcs = srcs.map(|(i, id)| id.map(|id| operand(id, kernel.access(i))).transpose());
@@ -179,12 +180,12 @@ impl CpuProgram {
         let mut packed = packed_rhs_reuse::PackedRhs::default();
         for step in &mut steps {
             let operand = |n: &u32| &operands[*n as usize];
-            match (step.kernel.packed_rhs(), step.srcs.get(1)) {
+            match (step.kernel.packed_rhs, step.srcs.get(1)) {
                 (Some(packing), Some(Some(b))) => {
                     step.rhs_is_packed = packed.after_product(packing, operand(&step.dst), operand(b));
                 }
                 _ => packed.after_other(
-                    step.kernel.shared() > 0 || step.awaits.is_some(),
+                    step.kernel.shared > 0 || step.awaits.is_some(),
                     step.srcs.iter().flatten().chain([&step.dst]).map(operand),
                 ),
             }
@@ -371,7 +372,7 @@ impl CpuProgram {
             }
             shared_before = !serial;
             if serial {
-                unchecked = unchecked.saturating_add(step.kernel.cost());
+                unchecked = unchecked.saturating_add(step.kernel.cost);
                 if member.is_leader() && unchecked > PAUSE_CHECK_COST && paused_before.is_none() {
                     unchecked = 0;
                     paused_before = (member.pause_is_due() && !is_first).then_some(at);
@@ -382,7 +383,7 @@ impl CpuProgram {
                 }
             }
             let first_step = is_first.then_some(run.begins_at.progress);
-            let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs() };
+            let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs };
             let last = member.phase() + syncs;
             if !member.stopping() {
                 // A panic of a kernel is a bug that an input triggered. It must fail this queue only, not the server.
@@ -428,7 +429,7 @@ impl CpuProgram {
         if step.srcs.iter().zip(&srcs).any(|(operand, view)| operand.is_some() && view.is_none()) {
             return member.fail(outside);
         }
-        let local = &mut local[..step.kernel.local()];
+        let local = &mut local[..step.kernel.local];
         step.kernel.run(&mut KernelContext {
             member,
             serial: step.kernel.runs_serially(),

@@ -13,7 +13,7 @@ use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
     Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, Lane, Membership, MemoryBudget,
     PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, Timeline,
-    TimelinePoint, UploadSource,
+    TimelinePoint, UploadSource, check_copy,
 };
 use crate::tensor::TensorDesc;
 use std::collections::BTreeSet;
@@ -111,11 +111,7 @@ impl CpuQueue {
     fn check_bindings(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
         let wrong_device = DeviceError::Misuse("the program was compiled for another kind of device");
         let compiled = program.compiled::<CpuProgram>().ok_or(wrong_device)?;
-        let slots = program.graph().slot_sizes();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
+        program.check_bindings(bindings)?;
         if !compiled.groups().iter().all(|group| self.joined.contains(group)) {
             return Err(NOT_JOINED);
         }
@@ -156,11 +152,7 @@ impl Queue for CpuQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         writable_memory(&dst)?;
         let small = dst.bytes() <= MAX_INLINE_BYTES as u64;
-        if let UploadSource::Borrowed(bytes) = &src
-            && bytes.len() as u64 != dst.bytes()
-        {
-            return Err(DeviceError::Misuse("an upload and its region differ in size"));
-        }
+        src.check_size(dst.bytes())?;
         self.check_failure()?;
         if small {
             return match src {
@@ -216,9 +208,7 @@ impl Queue for CpuQueue {
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
         writable_memory(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         if cpu_memory(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }

@@ -134,8 +134,9 @@ fn mismatched_bytes_are_not_written_where_a_queue_could_read_them() {
 fn a_buffer_that_cannot_be_overwritten_is_removed() {
     for failing_call in [FailingCall::Upload, FailingCall::Fill] {
         let inner = CpuDevice::new("CPU", 1, Arithmetic::Exact, MEMORY).expect("a device");
-        let failing =
-            ForwardingDevice::with_queues(inner, move |inner| Ok(Box::new(FailingQueue { inner, failing_call })));
+        let failing = ForwardingDevice::new(inner)
+            .with_queues(move |inner| Ok(Box::new(FailingQueue { inner, failing_call })))
+            .shared();
         let (_dir, server, _) = server_with_one_file(vec![failing]);
         let mut client = Client::connect_with_queues(&server);
         client.open_queue(1, 0);

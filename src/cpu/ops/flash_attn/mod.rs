@@ -14,7 +14,7 @@ use super::{Kernel, bounded, empty_sum, math, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::attention_gemm::{AttentionGemm, COLUMN_MULTIPLE};
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::flash_attn::FlashAttn;
@@ -320,7 +320,7 @@ impl AttentionPlan {
     /// Applies the softcap to the scores.
     fn cap(&self, scores: &mut [f32]) {
         if self.op.softcap != 0.0 {
-            run_widest(SoftcapLoop { scores, cap: self.op.softcap });
+            cap_scores(scores, self.op.softcap);
         }
     }
 
@@ -373,18 +373,10 @@ impl AttentionPlan {
     }
 }
 
-/// `cap * tanh(s)` of each score.
-struct SoftcapLoop<'a> {
-    scores: &'a mut [f32],
-    cap: f32,
-}
-
-impl Multiversion for SoftcapLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        math::update(self.scores, |s| self.cap * math::tanh(s));
+multiversion! {
+    /// `cap * tanh(s)` of each score.
+    fn cap_scores<'a>(scores: &'a mut [f32], cap: f32) {
+        math::update(scores, |s| cap * math::tanh(s));
     }
 }
 

@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::super::connection::{Connection, ConnectionShared, lock};
+use super::super::connection::{Connection, ConnectionShared};
 use super::super::device::remote_buffer;
 use super::extended_protocol::{close_queue, open_queue, region_connection, span};
 use super::mark_tracker::MarkTracker;
 use super::transfer_tokens::{TOKEN_BATCH, TransferTokens};
 use crate::device::{DeviceError, Domain, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
+use crate::poison::lock;
 use crate::rpc::wire::ext::{
     ExtCommand, ExtRequest, ExtResponse, ProbePeer, ReceiveFromPeer, SendToPeer, TRANSFER_TOKEN_BYTES,
     TransferTokenList, Wait,

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::super::connection::{ConnectionShared, lock};
+use super::super::connection::ConnectionShared;
 use super::super::queue::ReadCompleter;
 use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::PeerCopyState;
 use crate::device::{DeviceError, Timeline};
+use crate::poison::lock;
 use crate::rpc::fault;
 use crate::rpc::wire::ext::{DeviceFault, HelloExtReply};
 

@@ -5,9 +5,10 @@ use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 
-use super::super::connection::{ConnectionShared, ReplySink, WriteGuard, lock};
+use super::super::connection::{ConnectionShared, ReplySink, WriteGuard};
 use super::mark_tracker::MarkTracker;
 use crate::device::{DeviceError, TRANSFER_CHUNK_BYTES};
+use crate::poison::lock;
 use crate::rpc::wire::ext::{
     BufferSpans, ExtCommand, ExtRequest, ExtResponse, ReadSpans, TRANSFER_TOKEN_BYTES, TransferToken, TransferTokenList,
 };
