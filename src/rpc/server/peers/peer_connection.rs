@@ -17,7 +17,6 @@ use crate::rpc::connection::{
     DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
 };
 use crate::rpc::transport::{Aborter, Deadline, TransportError};
-use crate::rpc::wire::ext::TransferToken;
 use crate::rpc::wire::ext::{
     ExtCommand, ExtRequest, ExtResponse, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,
     PeerWrite, Ping,
@@ -97,16 +96,15 @@ impl PeerConnection {
         }
     }
 
-    /// Sends a PEER_WRITE: the bytes of one token. For the last piece of a SEND_TO_PEER, `last` is the callback that fails
-    /// its queue; a PING is sent behind the piece, and `last` is called if no reply arrives.
+    /// Sends a piece of a transfer. For the last piece of a SEND_TO_PEER, `last` is the callback that fails its queue; a PING is sent behind the piece, and `last` is called if no reply arrives.
     ///
     /// # Errors
     /// Why the connection ended.
-    pub(super) fn send_piece(&self, token: TransferToken, data: &[u8], last: Option<&FailQueue>) -> Result<(), String> {
+    pub(super) fn send_piece(&self, piece: PeerWrite<'_>, last: Option<&FailQueue>) -> Result<(), String> {
         self.wait_until_connected(Instant::now() + self.timeouts.handshake)?;
         let sent = self.writer.with(|writer| -> Result<_, String> {
             let Some(writer) = writer else { return Ok(Err(TransportError::cut())) };
-            ExtRequest::PeerWrite(PeerWrite { token, data }).encode(writer.buffer());
+            ExtRequest::PeerWrite(piece).encode(writer.buffer());
             if let Some(fail) = last {
                 ExtRequest::Ping(Ping {}).encode(writer.buffer());
                 // Accepts every length up to the limit: decoding reports an invalid reply more precisely than its length does.

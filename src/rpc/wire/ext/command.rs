@@ -93,14 +93,14 @@ commands! {
     Load = 141, "LOAD", 4 + 24 + 20 + 32 + 8 + 32 + 4, Buffered;
     /// Requests transfer tokens.
     IssueTokens = 142, "ISSUE_TOKENS", 4, Fixed;
-    /// Assigns a destination to the bytes that peers send for tokens.
-    ReceiveFromPeer = 143, "RECEIVE_FROM_PEER", 4 + 24 + 4, Buffered;
-    /// Sends bytes to the server that issued tokens for them.
-    SendToPeer = 144, "SEND_TO_PEER", 4 + 24 + 4 + 4, Buffered;
+    /// Assigns a destination to the bytes that a peer sends for a token.
+    ReceiveFromPeer = 143, "RECEIVE_FROM_PEER", 4 + 24 + TRANSFER_TOKEN_BYTES as u64, Fixed;
+    /// Sends bytes to the server that issued a token for them.
+    SendToPeer = 144, "SEND_TO_PEER", 4 + 24 + TRANSFER_TOKEN_BYTES as u64 + 4, Buffered;
     /// Checks whether this server may and can connect to another server.
     ProbePeer = 145, "PROBE_PEER", 4, Buffered;
     /// Writes bytes for a token, from server to server.
-    PeerWrite = 146, "PEER_WRITE", TRANSFER_TOKEN_BYTES as u64, Extra(256 << 10);
+    PeerWrite = 146, "PEER_WRITE", TRANSFER_TOKEN_BYTES as u64 + 8, Extra(256 << 10);
     /// Heartbeat: checks that the server is alive, and queries its state.
     Ping = 147, "PING", 0, Fixed;
     /// Makes a queue a rank of a group for collectives.
