@@ -157,8 +157,8 @@ fixed! {
     AttachGroup {
         /// Secret of the group.
         secret: GroupSecret,
-        /// The sender's ranks, as a bit set.
-        ranks: u64,
+        /// The first of the sender's ranks.
+        from: u32,
         /// The first of the receiver's ranks.
         to: u32,
     }

@@ -106,7 +106,7 @@ fn request<'a>(
         }
         ExtCommand::AttachGroup => {
             let secret = std::array::from_fn(|_| rng.u8(..));
-            ExtRequest::AttachGroup(AttachGroup { secret, ranks: rng.u64(..), to: rng.u32(..) })
+            ExtRequest::AttachGroup(AttachGroup { secret, from: rng.u32(..), to: rng.u32(..) })
         }
         ExtCommand::PublishPart => ExtRequest::PublishPartHead(PublishPartHead {
             rank: rng.u32(..),
@@ -332,7 +332,7 @@ fn sizes_are_checked_before_a_body_is_read() {
         (ExtCommand::Write, u64::MAX, too_large("WRITE", u64::MAX, isize::MAX as u64)),
         (ExtCommand::PublishPart, 51, truncated("PUBLISH_PART", 52, 51)),
         (ExtCommand::PublishPart, 1 << 40, Ok(1 << 40)),
-        (ExtCommand::AttachGroup, 29, too_large("ATTACH_GROUP", 29, 28)),
+        (ExtCommand::AttachGroup, 25, too_large("ATTACH_GROUP", 25, 24)),
         (ExtCommand::FailGroup, 4105, too_large("FAIL_GROUP", 4105, 4104)),
         (ExtCommand::PeerWrite, (256 << 10) + 24, Ok((256 << 10) + 24)),
         (ExtCommand::PeerWrite, (256 << 10) + 25, too_large("PEER_WRITE", (256 << 10) + 25, (256 << 10) + 24)),
