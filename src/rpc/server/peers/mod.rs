@@ -16,11 +16,13 @@
 //! The receiving side is in `transfer_tokens`. Start reading at [`PeerSender::send`].
 
 mod dial;
+mod message;
 mod peer_allowlist;
 mod peer_connection;
 mod peer_trust;
 
 pub(super) use dial::describe_transport_error;
+pub(super) use message::{PeerMessage, read_message};
 pub(super) use peer_allowlist::{COMM_PORT_OFFSET, MAX_ADDRESS_BYTES, PeerAllowlist, UNENCRYPTED};
 pub use peer_allowlist::{ParsePeerError, Peer};
 
