@@ -12,7 +12,7 @@ use fanout::ops::sort::Sort;
 use fanout::ops::{Op, OpCode};
 use fanout::rpc::wire::ext::{
     BufferSpan, BufferSpans, CloseQueue, ExtCommand, ExtHeader, ExtRequest, ExtResponse, IssueTokens, Mark, OpenQueue,
-    PrepareGraph, ReadSpans, ReceiveFromPeer, TransferTokenList, Wait,
+    PrepareGraph, ReadSpans, ReceiveFromPeer, Wait,
 };
 use fanout::rpc::wire::{AllocBuffer, BufferGetBase, FreeBuffer, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use fanout::tensor::DType;
@@ -112,12 +112,12 @@ fn close_queues_that_wait(address: &str, until: Instant) -> Result<u64> {
     let mut client = ExtendedSession::connect(address)?;
     let buffer = client.alloc(BYTES)?;
     let tokens = client.request(&ExtRequest::IssueTokens(IssueTokens { count: 1 }))?;
-    let Ok(ExtResponse::IssueTokens(tokens)) = ExtResponse::decode(ExtCommand::IssueTokens, &tokens) else {
+    let Ok(ExtResponse::IssueTokens(&[token])) = ExtResponse::decode(ExtCommand::IssueTokens, &tokens) else {
         return Err(Error::other("no token"));
     };
     // The bytes of the transfer never arrive.
     let span = BufferSpan { buffer, offset: 0, len: BYTES };
-    let receive = ReceiveFromPeer { queue: 0, span, tokens: TransferTokenList(tokens.0) };
+    let receive = ReceiveFromPeer { queue: 0, span, token };
     for request in [
         ExtRequest::OpenQueue(OpenQueue { queue: 0, device: 0 }),
         ExtRequest::ReceiveFromPeer(receive),
