@@ -155,6 +155,7 @@ impl HostMemory {
     /// Does nothing for memory below 16 MiB, for slots and for imported memory. Ends early once `abort` is set.
     pub(crate) fn populate_new_blocks(&self, range: Range<usize>, abort: &AtomicBool) {
         let Some(populated) = &self.populated else { return };
+        let range = range.start..range.end.min(self.bytes);
         while let Some(block) = populated.first_missing(&range)
             && !abort.load(Ordering::Relaxed)
         {

@@ -14,9 +14,13 @@ use crate::ops::training::Training;
 use crate::ops::{NodeView, Op};
 use crate::tensor::TensorDesc;
 
-/// Most elements of a row, or of a group of GROUP_NORM, in ops that read and write a row a few times. A decoder of images has groups
-/// of 2^25 elements for 2048 by 2048 pixels; other rows are vocabularies (2^18) or the positions of a context (2^20).
+/// Most elements of a row in ops that read and write it a few times. Rows are vocabularies (2^18) or the positions of a context
+/// (2^20).
 pub(in crate::cpu) const MAX_ROW: usize = 1 << 25;
+
+/// Most elements of a group of GROUP_NORM. A decoder of images has groups of 2^25 elements for 2048 by 2048 pixels, one of videos
+/// normalises over the frames too. A group of this size holds the device for about a second.
+pub(in crate::cpu) const MAX_GROUP: usize = 1 << 28;
 
 /// Most elements of a row that is sorted.
 pub(in crate::cpu) const MAX_SORTED_ROW: usize = 1 << 21;
@@ -27,6 +31,7 @@ pub(in crate::cpu) const MAX_ROTATED_ROW: usize = 1 << 20;
 /// Refuses a node with rows that are too long for one claim.
 pub(super) fn check(node: &NodeView<'_>) -> Result<(), Unsupported> {
     let most = match node.op {
+        Op::Norm(Norm::GroupNorm { .. }) => MAX_GROUP,
         Op::Norm(_) | Op::SoftMax(_) | Op::Concat(_) | Op::Window(_) | Op::TopkMask(_) => MAX_ROW,
         Op::Reduce(Reduce::SumRows | Reduce::Mean | Reduce::Cumsum | Reduce::Argmax) => MAX_ROW,
         Op::Backward(Backward::RmsNorm { .. } | Backward::SoftMax { .. }) => MAX_ROW,

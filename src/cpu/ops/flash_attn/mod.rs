@@ -40,8 +40,12 @@ const SPLIT_BELOW_TILES: usize = 64;
 /// Fewest positions of a part.
 const MIN_PART_POSITIONS: usize = 256;
 
-/// Most products of a part with all queries of a tile: those of 128 Ki positions with heads of 128 elements.
-const MAX_PRODUCTS: usize = 1 << 31;
+/// Most products of a part with all queries of a tile: some tenths of a second. Contexts of models are one part, because parts
+/// need memory for their results.
+const MAX_PRODUCTS: usize = 1 << 34;
+
+/// Cost of the exponential, the mask and the maximum of one score, in products.
+const SCORE_COST: usize = 64;
 
 /// Most elements of a head of K or V.
 const MAX_WIDTH: usize = 1 << 14;
@@ -178,8 +182,8 @@ impl AttentionPlan {
             let parts = SPLIT_BELOW_TILES.div_ceil(plan.tiles().max(1)).min(k[1] / MIN_PART_POSITIONS).max(1);
             plan.part = k[1].div_ceil(parts).next_multiple_of(BLOCK).max(BLOCK);
         }
-        // Of a context of a million positions, a part with all queries of a tile would take a second.
-        let products = plan.tile_heads * plan.tile_tokens * (dk + v[0]).max(1);
+        // Of a context of millions of positions, a part with all queries of a tile would take seconds.
+        let products = plan.tile_heads * plan.tile_tokens * (dk + v[0] + SCORE_COST);
         plan.part = plan.part.min((MAX_PRODUCTS / products / BLOCK).max(1) * BLOCK);
         plan.parts = k[1].div_ceil(plan.part).max(1);
         plan
@@ -408,11 +412,12 @@ mod tests {
     fn parts_of_many_queries_are_short() {
         let op = FlashAttn { scale: 1.0, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
         let convert = dequantiser(F16).unwrap();
-        for (positions, width, want) in [(4096, 128, 1), (128 << 10, 128, 1), (1 << 20, 128, 8), (4096, MAX_WIDTH, 4)] {
+        for (positions, width, want) in [(4096, 128, 1), (1 << 19, 128, 1), (1 << 23, 128, 11), (1 << 15, MAX_WIDTH, 5)]
+        {
             let (q, kv) = ([width, 512, 32, 1], [width, positions, 8, 1]);
             let plan = AttentionPlan::new(op, q, kv, kv, convert, convert);
             assert_eq!(plan.parts, want, "{positions} positions of {width} elements");
-            assert!(plan.tile_heads * plan.tile_tokens * plan.part * 2 * width <= MAX_PRODUCTS);
+            assert!(plan.tile_heads * plan.tile_tokens * plan.part * (2 * width + SCORE_COST) <= MAX_PRODUCTS);
         }
     }
 }

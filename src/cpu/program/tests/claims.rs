@@ -3,7 +3,7 @@
 use super::pauses::{Case, Family};
 use super::*;
 use crate::cpu::memory::{BLOCK, accesses};
-use crate::cpu::ops::row_limits::{MAX_ROTATED_ROW, MAX_ROW, MAX_SORTED_ROW};
+use crate::cpu::ops::row_limits::{MAX_GROUP, MAX_ROTATED_ROW, MAX_ROW, MAX_SORTED_ROW};
 use crate::device::Buffer;
 use crate::graph::TensorId;
 use crate::ops::Op;
@@ -185,7 +185,7 @@ fn rows_that_are_too_long_for_a_claim_are_refused() {
             let x = c.b.leaf(F32, [n, 1, 1, 1]).unwrap();
             c.node(Norm::RmsNorm { eps: 0.1 }, &[x]);
         }),
-        (MAX_ROW / 4, |c, n| {
+        (MAX_GROUP / 4, |c, n| {
             let x = c.b.leaf(F32, [n, 2, 8, 1]).unwrap();
             c.node(Norm::GroupNorm { groups: NonZeroU32::new(4).unwrap(), eps: 0.1 }, &[x]);
         }),

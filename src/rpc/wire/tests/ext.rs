@@ -406,7 +406,7 @@ fn the_offer_is_one_byte() {
         assert!(offer.is_none_or(|offer| offer.to_byte() == byte));
     }
     let ready = ExtensionOffer { revision: REVISION, state: ServerState::Ready };
-    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (6, 0x26));
+    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (7, 0x27));
 }
 
 /// An accepted message encodes to the same bytes.
