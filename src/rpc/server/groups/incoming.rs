@@ -1,11 +1,14 @@
 //! A connection of another server that is bound to a group: the parts of its ranks arrive on it.
 
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 
 use super::NO_RANK;
 use super::attach::displayable_reason;
+use super::links::GroupLinks;
 use super::table::GroupInstance;
 use crate::device::{CollectivePart, DeviceError, GroupHandle, GroupMember};
+use crate::rpc::server::hangup_watch::SessionWatch;
 
 /// A connection of another server that is bound to a group. Dropping it fails the group, because the connection has ended.
 pub(in crate::rpc::server) struct IncomingLink {
@@ -18,14 +21,16 @@ pub(in crate::rpc::server) struct IncomingLink {
     address: String,
     /// The ranks of the other server.
     members: Vec<GroupMember>,
+    links: Arc<GroupLinks>,
+    session: Arc<SessionWatch>,
 }
 
 impl IncomingLink {
-    /// Binds a connection to a group, for all ranks of the server that has the rank `from`.
+    /// Binds the connection that `session` watches to a group, for all ranks of the server that has the rank `from`.
     ///
     /// # Errors
     /// The reason, as a text for the other server's client.
-    pub(super) fn new(group: &GroupInstance, from: usize) -> Result<IncomingLink, String> {
+    pub(super) fn new(group: &GroupInstance, from: usize, session: &Arc<SessionWatch>) -> Result<IncomingLink, String> {
         let address = group.addresses.get(from).filter(|address| !address.is_empty());
         let address = address.ok_or("the sender has no rank in the group")?;
         let mut members = group.lock_members();
@@ -35,18 +40,16 @@ impl IncomingLink {
             return Err("another connection has attached the ranks".to_owned());
         }
         let last = group.addresses.iter().rposition(String::is_empty).unwrap_or(group.key.1);
+        group.links.add_incoming(address, session);
         Ok(IncomingLink {
+            links: Arc::clone(&group.links),
+            session: Arc::clone(session),
             group: group.group.clone(),
             ranks: group.addresses.len(),
             own: group.key.1..=last,
             address: address.clone(),
             members,
         })
-    }
-
-    /// The address of the other server.
-    pub(super) fn address(&self) -> &str {
-        &self.address
     }
 
     /// The bytes of a part that are sent to this session.
@@ -78,6 +81,8 @@ impl IncomingLink {
 
 impl Drop for IncomingLink {
     fn drop(&mut self) {
+        // The group's failure would end the connection before the session has sent its reason.
+        self.links.remove_incoming(&self.session);
         let reason = "its connection to this server has ended; the logs of both servers have the reason".to_owned();
         let error = DeviceError::ConnectionLost { endpoint: self.address.clone(), reason };
         self.members.iter().for_each(|member| member.fail(&error));

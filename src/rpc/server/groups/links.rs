@@ -120,6 +120,11 @@ impl GroupLinks {
         self.lock_incoming().push((address.to_owned(), Arc::downgrade(session)));
     }
 
+    /// Removes a connection whose session ends by itself: its reason must still reach the other server.
+    pub(super) fn remove_incoming(&self, session: &Arc<SessionWatch>) {
+        self.lock_incoming().retain(|(_, other)| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(session)));
+    }
+
     /// Ends the connections of other servers to this one: those of the server at `address`, or all.
     pub(super) fn end_incoming(&self, address: Option<&str>) {
         for (at, session) in &*self.lock_incoming() {

@@ -92,8 +92,7 @@ impl GroupTable {
             groups = self.changed.wait_timeout(groups, left.min(ATTACH_SLICE)).unpoisoned().0;
         };
         drop(groups);
-        let link = IncomingLink::new(&group, request.from as usize)?;
-        group.links.add_incoming(link.address(), sender);
+        let link = IncomingLink::new(&group, request.from as usize, sender)?;
         match group.group.failure() {
             Some(failure) => Err(format!("the group has failed there: {failure}")),
             None => Ok(link),
