@@ -367,6 +367,17 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
+    layer(
+        "rpc::server::version_adapter",
+        &[
+            "rpc::wire",
+            "rpc::server::client_connection",
+            "rpc::server::handshake",
+            "rpc::server::session",
+            "rpc::server::versions",
+        ],
+        &[],
+    ),
     layer("rpc::server::resource_requests", &["rpc::wire", "rpc::server::session"], &[]),
     layer(
         "rpc::server::ggml",
@@ -384,6 +395,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::handshake",
             "rpc::server::resource_requests",
             "rpc::server::tensor_cache",
+            "rpc::server::version_adapter",
             "rpc::server::versions",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::collectives",

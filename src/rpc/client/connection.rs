@@ -51,7 +51,7 @@ pub(super) struct ConnectionShared {
     domain: Domain,
     aborter: Aborter,
     /// The server's protocol version.
-    pub(super) codec: &'static VersionCodec,
+    pub(super) codec: VersionCodec,
     pub(super) silence_timeout: Duration,
     /// Longest time for which a reply may be outstanding, whatever else the server sends.
     pub(super) reply_timeout: Duration,
@@ -165,7 +165,7 @@ impl Connection {
     pub(super) fn start(
         endpoint: &str,
         handshake: Handshake,
-        codec: &'static VersionCodec,
+        codec: VersionCodec,
         (silence_timeout, reply_timeout): (Duration, Duration),
         server_info: Option<HelloExtReply>,
     ) -> Result<Arc<Connection>, DeviceError> {

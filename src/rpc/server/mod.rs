@@ -8,6 +8,7 @@
 //! ggml │ extended  the two front ends: decode requests, call the core, encode replies; independent of each other
 //!   ↓
 //! handshake, resource_requests   HELLO, and the requests that both front ends serve
+//! version_adapter   clients of other versions than the newest, before the ggml front end
 //!   ↓
 //! session          the core: buffers, graph import, program cache, uploads, copies, failures; device::Queue does the work
 //!   ↓
@@ -77,6 +78,7 @@ mod tenants;
 mod tensor_cache;
 mod thread_budget;
 mod transfer_tokens;
+mod version_adapter;
 mod versions;
 
 pub use crate::rpc::transport::BoundSocket;

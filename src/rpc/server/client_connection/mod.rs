@@ -23,7 +23,7 @@ use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
 use crate::rpc::transport::{self, Deadline, PeerAddr, Receiver, TransportError};
-use crate::rpc::wire::{MAX_SET_TENSOR_2D_HEAD, REQUEST_HEADER, Response, ResponseHeader};
+use crate::rpc::wire::{MAX_UPLOAD_HEAD, REQUEST_HEADER, Response, ResponseHeader};
 
 /// Spin-then-park: longest time that a session polls for the next request before its thread sleeps. The pause between two
 /// tokens of a small model is shorter, so that decoding never pays for a wake-up; after a longer pause the latency of a wake-up
@@ -287,7 +287,7 @@ impl ClientConnection {
 
     /// Returns the bytes that were read last, at most [`MAX_UNREAD`], so that the next read has them again.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
-        const { assert!(MAX_SET_TENSOR_2D_HEAD <= MAX_UNREAD, "the longest start of a message that a session reads twice") }
+        const { assert!(MAX_UPLOAD_HEAD <= MAX_UNREAD, "the longest start of a message that is read again") }
         self.read_ahead.unread(bytes);
     }
 
@@ -298,16 +298,27 @@ impl ClientConnection {
     /// # Errors
     /// Of the connection, or if the host memory is not available in time, or is needed for others.
     pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut BodyBuffer) -> Result<&'a [u8], ReadBodyError> {
-        let _unfinished = self.memory.begin_message(len);
-        // An eviction closes the connection, so that the read fails.
-        let read = self.read_into_body(len, into).map_err(|e| self.memory.eviction().map_or(e, ReadBodyError::Memory));
-        read.map(|()| into.message(len))
+        self.read_body_behind(0, len, into)?;
+        Ok(into.message(len))
     }
 
-    fn read_into_body(&mut self, len: usize, into: &mut BodyBuffer) -> Result<(), ReadBodyError> {
-        let mut have = 0;
+    /// As [`ClientConnection::read_body`], with `gap` bytes of any content in front, a few.
+    pub(super) fn read_body_behind(
+        &mut self,
+        gap: usize,
+        len: usize,
+        into: &mut BodyBuffer,
+    ) -> Result<(), ReadBodyError> {
+        let _unfinished = self.memory.begin_message(len);
+        // An eviction closes the connection, so that the read fails.
+        let read = self.read_into_body(gap, gap + len, into);
+        read.map_err(|e| self.memory.eviction().map_or(e, ReadBodyError::Memory))
+    }
+
+    fn read_into_body(&mut self, gap: usize, len: usize, into: &mut BodyBuffer) -> Result<(), ReadBodyError> {
+        let mut have = gap;
         while have < len {
-            if into.bytes_mut().len() == have {
+            if into.bytes_mut().len() <= have {
                 into.grow((2 * have).max(BASE_BODY_BYTES).min(len))?;
             }
             let until = into.bytes_mut().len().min(len);

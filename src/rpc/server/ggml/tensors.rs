@@ -12,17 +12,12 @@ use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::{host_staged_copy, upload};
 use crate::rpc::server::tensor_cache::{CacheReader, EntryKey, TensorCache};
 use crate::rpc::wire::{
-    CopyTensor, GetTensor, InitTensor, MAX_SET_TENSOR_2D_HEAD, MAX_SET_TENSOR_HEAD, MemsetTensor, Response, RpcCommand,
-    SetTensorHash,
+    CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
 };
 use crate::tensor::TensorDesc;
 
 /// Chunk size of the download of a large tensor, in bytes. While a chunk is sent, the device reads the next one.
 const DOWNLOAD_CHUNK_BYTES: u64 = 1 << 20;
-
-/// Clients before 7.0 send a hash before each upload of more than so many bytes, and the server caches these uploads without
-/// being asked to.
-const HASHED_BYTES: u64 = 10 << 20;
 
 impl GgmlSession<'_> {
     /// Fills a region with `value`; an empty region is allowed.
@@ -53,20 +48,14 @@ impl GgmlSession<'_> {
     /// SET_TENSOR with a body of `len` bytes: streams its data to the device and, if the client requests it, to the tensor
     /// cache.
     pub(super) fn set_tensor(&mut self, len: usize) -> Result<(), SessionError> {
-        self.detect_by_upload(RpcCommand::SetTensor, len)?;
-        let codec = self.codec();
-        let mut bytes = [0; MAX_SET_TENSOR_HEAD];
-        let bytes = &mut bytes[..codec.set_tensor_head_len()];
-        self.connection.read_exact(bytes)?;
-        let head = codec.decode_set_tensor_head(bytes)?;
-        let len = (len - codec.set_tensor_head_len()) as u64;
+        let head = SetTensorHead::decode(&self.connection.read_array()?)?;
+        let len = (len - SET_TENSOR_HEAD) as u64;
         let tensor = self.resources.handles.locate(&head.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(head.offset, len)?);
         if len == 0 {
             return Ok(());
         }
-        let wanted = if codec.has_cache_flag() { head.cache } else { len > HASHED_BYTES };
-        let cache = self.resources.server.tensor_cache.as_ref().filter(|_| wanted);
+        let cache = self.resources.server.tensor_cache.as_ref().filter(|_| head.cache);
         let mut cache_writer = cache.and_then(|cache| cache.begin_write(self.cache_owner, len));
         let desc = tensor.desc;
         let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
@@ -82,19 +71,6 @@ impl GgmlSession<'_> {
             writer.commit();
         }
         self.connection.audit().count_data(DataSource::Client, len);
-        Ok(())
-    }
-
-    /// Lets the beginning of a SET_TENSOR or SET_TENSOR_2D tell the client's version, if it can. The next read has the same bytes
-    /// again.
-    pub(super) fn detect_by_upload(&mut self, command: RpcCommand, len: usize) -> Result<(), SessionError> {
-        let mut start = [0; MAX_SET_TENSOR_2D_HEAD];
-        let start = &mut start[..self.detector.upload_start_len(command).min(len)];
-        if !start.is_empty() {
-            self.connection.read_exact(start)?;
-            self.connection.unread(start);
-            self.detector.observe_upload(command, start, len as u64);
-        }
         Ok(())
     }
 

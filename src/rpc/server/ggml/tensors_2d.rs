@@ -11,7 +11,7 @@ use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::upload;
-use crate::rpc::wire::{GetTensor2d, MAX_SET_TENSOR_2D_HEAD, RpcCommand};
+use crate::rpc::wire::{GetTensor2d, SET_TENSOR_2D_HEAD, SetTensor2dHead};
 
 /// Bytes of rows that are held on the host at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -78,16 +78,11 @@ impl GgmlSession<'_> {
     /// SET_TENSOR_2D with a body of `len` bytes: streams the rows to the device, short ones through `chunk`, a reused buffer.
     /// A later row overwrites an earlier one where a stride below the row length makes them overlap.
     pub(super) fn set_tensor_2d(&mut self, len: usize, chunk: &mut BodyBuffer) -> Result<(), SessionError> {
-        self.detect_by_upload(RpcCommand::SetTensor2d, len)?;
-        let codec = self.codec();
-        let mut bytes = [0; MAX_SET_TENSOR_2D_HEAD];
-        let bytes = &mut bytes[..codec.set_tensor_2d_head_len()];
-        self.connection.read_exact(bytes)?;
-        let head = codec.decode_set_tensor_2d_head(bytes)?;
+        let head = SetTensor2dHead::decode(&self.connection.read_array()?)?;
         let tensor = self.resources.handles.locate(&head.tensor)?;
         let device = tensor.entry.device;
         let rows = Rows::new(tensor, head.offset, head.size, head.n_copies, head.stride)?;
-        let have = (len - bytes.len()) as u64;
+        let have = (len - SET_TENSOR_2D_HEAD) as u64;
         if rows.total() != have {
             return Err(GgmlError::RowBytes { expected: rows.total(), have }.into());
         }
