@@ -60,6 +60,7 @@
 
 mod abort;
 mod adaptive_spin;
+mod budget;
 mod capability;
 mod collectives;
 mod command_channel;
@@ -79,6 +80,8 @@ mod timeline;
 
 pub use abort::QueueAborter;
 pub(crate) use adaptive_spin::AdaptiveSpin;
+pub(crate) use budget::BudgetRefusal;
+pub use budget::{Budget, Reservation};
 pub use capability::{
     Collectives, HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline,
     TensorDigest,
@@ -105,7 +108,8 @@ pub use info::{
 pub use link_speed::LinkSpeed;
 pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
-pub use memory_budget::{MemoryBudget, Reservation};
+pub use memory_budget::MemoryBudget;
+pub(crate) use memory_budget::process_mappings;
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
 pub use tensors::{TensorMemory, TensorPlan};
 pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};

@@ -129,7 +129,6 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
-    layer("rpc::server::thread_budget", &["device"], &[]),
     layer("rpc::server::folder", &["rustix", "getrandom", "files", "io"], &[]),
     layer(
         "rpc::server::tenants",
@@ -140,7 +139,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::host_memory",
             "rpc::server::limits",
             "rpc::server::refused_clients",
-            "rpc::server::thread_budget",
             "addresses",
         ],
         &["rpc::keys", "files"],
@@ -211,7 +209,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::host_memory",
             "rpc::server::limits",
             "rpc::server::log_limits",
-            "rpc::server::thread_budget",
+            "rpc::server::tenants",
             "rpc::server::peers::peer_allowlist",
             "crossbeam",
         ],
@@ -224,8 +222,8 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::transfer_tokens",
-        &["device", "rpc::wire", "rpc::server::host_memory", "rpc::server::thread_budget", "getrandom"],
-        &["cpu", "tensor"],
+        &["device", "rpc::wire", "rpc::server::host_memory", "rpc::server::tenants", "getrandom"],
+        &["cpu", "tensor", "rpc::transport", "rpc::server::limits"],
     ),
     layer(
         "rpc::server::groups",
@@ -262,10 +260,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
         &["processes", "fastrand"],
     ),
-    layer("rpc::server::pending_handshakes", &["rpc::transport", "rpc::server::audit", "rpc::server::tenants"], &[]),
+    layer("rpc::server::pending_handshakes", &["device", "rpc::transport", "rpc::server::audit", "rpc::server::tenants"], &[]),
     layer(
         "rpc::server::admission",
         &[
+            "device",
             "rpc::transport",
             "rpc::wire",
             "rpc::server::audit",

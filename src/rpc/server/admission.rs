@@ -20,7 +20,8 @@ use super::hangup_watch::SessionWatch;
 use super::host_memory::{HostMemoryError, SessionMemory};
 use super::limits::Config;
 use super::pending_handshakes::PendingHandshakes;
-use super::tenants::{LimitReached, Resource, Tenant, TenantPermit, Tenants};
+use super::tenants::{LimitReached, Resource, Tenant, Tenants};
+use crate::device::Reservation;
 use crate::rpc::transport::{Aborter, PeerAddr};
 use crate::rpc::wire::ext::{Notification, ServerState};
 
@@ -62,7 +63,7 @@ struct AdmittedSession {
     is_aborted: bool,
     /// None until the handshake is complete. Part of the entry, so that the place is free as soon as the session is no longer
     /// counted.
-    connection: Option<TenantPermit>,
+    connection: Option<Reservation>,
 }
 
 /// A pending handshake that makes room for a new connection. It does not become a session any more, and is closed when this is

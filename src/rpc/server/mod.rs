@@ -1,7 +1,7 @@
 //! RPC server: offers the devices of this process to clients over the network, both fanout's and llama.cpp's.
 //!
 //! ```text
-//! this file: listen → accept → admission, pending_handshakes, tenants (limits of connections) → one thread per connection
+//! this file: listen → accept → admission, pending_handshakes, tenants (budgets of what is counted) → one thread per connection
 //!   ↓
 //! serve            chooses the front end, logs the end of the session (audit)
 //!   ↓
@@ -22,7 +22,6 @@
 //! log_limits                          limits the log lines that clients cause
 //! folder                              opens the files of the cache and of the models by their folder's handle
 //! host_memory                         budget of the host memory that clients cause, by tenants and their sessions
-//! thread_budget                       limit of the threads of transfers
 //! refused_clients                     clients that are refused for a time, after faults of their kernels
 //! hangup_watch                        aborts the work of clients that have gone
 //! device_watch                        ends the server when a device is lost
@@ -75,7 +74,6 @@ mod statistics;
 mod status;
 mod tenants;
 mod tensor_cache;
-mod thread_budget;
 mod transfer_tokens;
 mod versions;
 

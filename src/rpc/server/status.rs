@@ -21,7 +21,7 @@ pub(super) fn sample_facts(server: &ServerContext) -> SampledFacts {
         lost: server.all_devices.iter().map(|device| device.lost().map(|e| e.to_string())).collect(),
         groups: server.groups.len(),
         transfers: server.transfer_tokens.len(),
-        queues: server.tenants.used(Resource::Queues),
+        queues: server.tenants.used(Resource::Queues) as usize,
     }
 }
 

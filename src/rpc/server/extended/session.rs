@@ -24,6 +24,7 @@ use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::server::status;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{
@@ -68,7 +69,7 @@ pub(in crate::rpc::server) fn serve_session(
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, connection.memory(), CacheLimits::EVICT_FEWEST);
     connection.audit().set_budget(&resources.budget);
-    let threads = server.tenants.transfer_threads(peer);
+    let threads = Arc::new(server.tenants.budget(peer, Resource::TransferThreads));
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
     // Shorter than the deadlines of queues, so that their failure names the rank that is late.

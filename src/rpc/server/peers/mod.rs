@@ -35,7 +35,7 @@ use super::byte_semaphore::{BytePermit, ByteSemaphore};
 use super::host_memory::SessionMemory;
 use super::limits::Config;
 use super::log_limits::{LogKind, LogLimits};
-use super::thread_budget::ThreadBudget;
+use super::tenants::ClientBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
 use crate::rpc::connection::Handshake;
 use crate::rpc::transport::{Deadline, PeerAddr};
@@ -107,7 +107,7 @@ pub(super) struct PeerPool {
     log: PeerLog,
     timeouts: PeerTimeouts,
     connections: HashMap<String, Arc<PeerConnection>>,
-    threads: Arc<ThreadBudget>,
+    threads: Arc<ClientBudget>,
     /// Bounds the bytes that are downloaded and not delivered.
     in_flight: Arc<ByteSemaphore>,
 }
@@ -118,7 +118,7 @@ impl PeerPool {
     pub(super) fn new(
         allowlist: &Arc<PeerAllowlist>,
         config: &Config,
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
         memory: &Arc<SessionMemory>,
         log: PeerLog,
     ) -> PeerPool {

@@ -11,7 +11,7 @@ use super::receiver::{FailureCallback, PendingReceives, Receiver, ReceiverShared
 use super::table::{Destination, SessionTokens, TokenEntry, TokenMaps, TokenState, TokenTable};
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
 use crate::rpc::server::host_memory::SessionMemory;
-use crate::rpc::server::thread_budget::ThreadBudget;
+use crate::rpc::server::tenants::ClientBudget;
 use crate::rpc::wire::ext::{TRANSFER_TOKEN_BYTES, TransferToken};
 
 /// Host memory that a token is charged: its entries in the tables.
@@ -23,7 +23,7 @@ pub(in crate::rpc::server) struct TokenLedger {
     session: u64,
     budget: Arc<MemoryBudget>,
     memory: Arc<SessionMemory>,
-    threads: Arc<ThreadBudget>,
+    threads: Arc<ClientBudget>,
     pending_receives: Arc<PendingReceives>,
 }
 
@@ -34,7 +34,7 @@ impl TokenLedger {
         table: &Arc<TokenTable>,
         budget: &Arc<MemoryBudget>,
         memory: &Arc<SessionMemory>,
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
     ) -> TokenLedger {
         let mut maps = table.lock();
         let session = maps.next_session;

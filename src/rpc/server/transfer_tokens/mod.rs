@@ -45,8 +45,14 @@ mod tests {
         TRANSFER_CHUNK_BYTES, UploadSource,
     };
     use crate::rpc::server::host_memory::HostMemory;
-    use crate::rpc::server::thread_budget::ThreadBudget;
+    use crate::rpc::server::limits::Config;
+    use crate::rpc::server::tenants::{ClientBudget, Resource, Tenants};
+    use crate::rpc::transport::PeerAddr;
     use crate::tensor::TensorDesc;
+
+    fn threads() -> Arc<ClientBudget> {
+        Arc::new(Tenants::new(&Config::default()).budget(PeerAddr::Local(0), Resource::TransferThreads))
+    }
 
     /// Race: RECEIVE_FROM_PEER binds a token while another connection is about to invalidate the token for its wrong bytes.
     #[test]
@@ -55,7 +61,7 @@ mod tests {
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
         let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
+        let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
         let tokens = ledger.issue(2).unwrap();
         let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
         let region = device.alloc(1, &budget).unwrap().whole();
@@ -125,7 +131,7 @@ mod tests {
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
         let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
+        let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
         let tokens = ledger.issue(1).unwrap();
         let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
         let region = device.alloc(1, &budget).unwrap().whole();

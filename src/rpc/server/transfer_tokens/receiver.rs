@@ -26,7 +26,7 @@ use crate::device::{
     UploadSource,
 };
 use crate::rpc::server::host_memory::SessionMemory;
-use crate::rpc::server::thread_budget::ThreadBudget;
+use crate::rpc::server::tenants::ClientBudget;
 use crate::rpc::wire::ext::TransferToken;
 
 /// Called once when a receiver fails by itself, and not when it is closed.
@@ -40,7 +40,7 @@ impl Receiver {
         table: &Arc<TokenTable>,
         device: &Arc<dyn Device>,
         (budget, memory): (&Arc<MemoryBudget>, &Arc<SessionMemory>),
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
         timeout: Duration,
         on_failure: FailureCallback,
     ) -> Receiver {
@@ -109,7 +109,7 @@ pub(super) struct ReceiverShared {
     device: Arc<dyn Device>,
     budget: Arc<MemoryBudget>,
     memory: Arc<SessionMemory>,
-    threads: Arc<ThreadBudget>,
+    threads: Arc<ClientBudget>,
     /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
     timeout: Duration,
     on_failure: FailureCallback,
@@ -315,7 +315,7 @@ impl ReceiverShared {
     ///
     /// # Errors
     /// The failure of the receiver if it is closed, or that the thread cannot be started: by the system, or by
-    /// the [`ThreadBudget`].
+    /// the [`ClientBudget`].
     pub(super) fn enqueue_receive(
         self: &Arc<Self>,
         ready: TimelinePoint,
