@@ -99,6 +99,14 @@ impl Budget {
         self.peak.fetch_max(used + amount, Ordering::Relaxed);
         Ok(())
     }
+
+    fn give_back(&self, amount: u64) {
+        let mut next = Some(self);
+        while let Some(budget) = next {
+            budget.used.fetch_sub(amount, Ordering::Relaxed);
+            next = budget.parent.as_deref();
+        }
+    }
 }
 
 /// An amount that is reserved in a [`Budget`] and its parents; released when dropped.
@@ -113,14 +121,24 @@ impl Reservation {
     pub fn bytes(&self) -> u64 {
         self.amount
     }
+
+    /// Reserves `more`.
+    pub(crate) fn grow(&mut self, more: u64) -> Result<(), BudgetRefusal> {
+        self.budget.take(more)?;
+        self.amount += more;
+        Ok(())
+    }
+
+    /// Releases all but `amount`.
+    pub(crate) fn shrink_to(&mut self, amount: u64) {
+        let less = self.amount.saturating_sub(amount);
+        self.budget.give_back(less);
+        self.amount -= less;
+    }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut next = Some(&self.budget);
-        while let Some(budget) = next {
-            budget.used.fetch_sub(self.amount, Ordering::Relaxed);
-            next = budget.parent.as_ref();
-        }
+        self.budget.give_back(self.amount);
     }
 }

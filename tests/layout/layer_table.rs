@@ -85,14 +85,13 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
-    layer("rpc::server::host_memory", &["device"], &[]),
+    layer("rpc::server::host_memory", &["device", "rpc::status"], &[]),
     layer("rpc::server::refused_clients", &[], &[]),
     layer(
         "rpc::server::allowed_keys",
         &["io_hint", "size", "rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
         &["rustix"],
     ),
-    layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
     layer("rpc::server::ip_network", &["addresses"], &[]),
     layer(
         "rpc::server::versions",
@@ -136,7 +135,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "device",
             "rpc::transport",
             "rpc::server::allowed_keys",
-            "rpc::server::host_memory",
             "rpc::server::limits",
             "rpc::server::refused_clients",
             "addresses",
@@ -161,13 +159,12 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::server::audit",
             "rpc::server::counters",
-            "rpc::server::host_memory",
             "rpc::server::log_limits",
             "crossbeam",
         ],
         &["rpc::server::versions"],
     ),
-    layer("rpc::server::http::pool", &["rpc::transport", "addresses"], &[]),
+    layer("rpc::server::http::pool", &["rpc::transport", "rpc::server::tenants", "addresses"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
         "rpc::server::client_connection",
@@ -205,7 +202,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::transport::tls",
             "rpc::wire",
-            "rpc::server::byte_semaphore",
             "rpc::server::host_memory",
             "rpc::server::limits",
             "rpc::server::log_limits",
@@ -245,6 +241,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::tensor_cache",
         &[
+            "device",
             "rpc::wire",
             "rpc::server::folder",
             "rpc::server::limits",
@@ -260,7 +257,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
         &["processes", "fastrand"],
     ),
-    layer("rpc::server::pending_handshakes", &["device", "rpc::transport", "rpc::server::audit", "rpc::server::tenants"], &[]),
+    layer(
+        "rpc::server::pending_handshakes",
+        &["device", "rpc::transport", "rpc::server::audit", "rpc::server::tenants"],
+        &[],
+    ),
     layer(
         "rpc::server::admission",
         &[
@@ -328,6 +329,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::http::pool",
             "rpc::server::log_limits",
             "rpc::server::status",
+            "rpc::server::tenants",
             "httparse",
             "prometheus_client",
             "serde_json",
@@ -409,7 +411,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::session",
             "rpc::server::handshake",
             "rpc::server::resource_requests",
-            "rpc::server::byte_semaphore",
             "rpc::server::peers",
             "rpc::server::tenants",
             "rpc::server::transfer_tokens",
@@ -432,6 +433,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::statistics",
             "rpc::server::status",
             "device",
+            "rpc::status",
             "rpc::transport",
             "rpc::transport::tls",
             "rpc::wire",

@@ -262,7 +262,7 @@ impl AdmissionState {
     /// # Errors
     /// That limit: there is no pending handshake.
     fn close_handshake(&mut self, peer: PeerAddr, reason: LimitReached) -> Result<ClosedHandshake, LimitReached> {
-        let victim = self.pending.victim(Tenant::address(peer), reason.tenant());
+        let victim = self.pending.victim(Tenant::address(peer), reason.tenant);
         let session = victim.and_then(|key| self.sessions.get_mut(&key).map(|session| (key, session)));
         let Some((key, session)) = session else { return Err(reason) };
         session.is_aborted = true;
@@ -309,7 +309,7 @@ impl SessionPermit {
             return Err(Refusal::AfterFaults(remaining));
         }
         let connection = self.admission.tenants.reserve(peer, Resource::Connections).map_err(Refusal::Full)?;
-        memory.reserve_base(self.admission.tenants.host_memory(peer)).map_err(Refusal::FullMemory)?;
+        memory.reserve_base(self.admission.tenants.host_memory_budget(peer)).map_err(Refusal::FullMemory)?;
         session.connection = Some(connection);
         state.pending.remove(self.key);
         Ok(())

@@ -18,7 +18,7 @@
 //!                  transfer_tokens (transfers from other servers), peers (transfers to other servers),
 //!                  collectives (sums with another server, protocol 8.0), groups (collectives of the extension)
 //!   ↓
-//! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
+//! client_connection                   framed I/O with one client, with deadlines
 //! log_limits                          limits the log lines that clients cause
 //! folder                              opens the files of the cache and of the models by their folder's handle
 //! host_memory                         budget of the host memory that clients cause, by tenants and their sessions
@@ -44,7 +44,6 @@ mod accept;
 mod admission;
 mod allowed_keys;
 mod audit;
-mod byte_semaphore;
 mod client_connection;
 mod collectives;
 mod context;
@@ -80,7 +79,6 @@ mod versions;
 pub use crate::rpc::transport::BoundSocket;
 pub use allowed_keys::{ServerKeys, ServerKeysError};
 pub use gguf_index::model_link_targets;
-pub use host_memory::HostMemoryInfo;
 pub use ip_network::{IpNetwork, ParseNetworkError};
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
@@ -97,6 +95,7 @@ use std::time::{Duration, Instant};
 use log::{error, info, warn};
 
 use crate::device::{Device, DeviceError};
+use crate::rpc::status::HostMemoryStatus;
 #[cfg(test)]
 use crate::rpc::transport::Listen;
 use crate::rpc::transport::tls::Proof;
@@ -271,7 +270,8 @@ impl Server {
             http: served.http != HttpUse::No,
         };
         let tenants = Tenants::new(&config);
-        let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
+        let host_memory = Arc::clone(&tenants.host_memory);
+        let host_memory = HostMemory::new(host_memory, config.max_connections, config.stall_timeout);
         let admission = Admission::new(&tenants, &config);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let (keys, device_count) = (config.keys.clone(), devices.len());
@@ -498,8 +498,8 @@ impl ServerHandle {
     }
 
     /// The host memory that clients use, and its limit.
-    pub fn host_memory(&self) -> HostMemoryInfo {
-        self.0.host_memory.info()
+    pub fn host_memory(&self) -> HostMemoryStatus {
+        self.0.host_memory.status()
     }
 
     /// Number of accepted connections that are open, whether or not their handshake is complete.

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::allowed_keys::{KeyLimits, ServerKeys};
-use super::host_memory::TenantHostMemory;
 use super::limits::Config;
 use super::refused_clients::RefusedClients;
 use crate::device::{Budget, BudgetRefusal, DEFAULT_SHARE, DeviceError, MemoryBudget, Reservation, process_mappings};
@@ -67,6 +66,8 @@ pub(super) struct Tenants {
     /// Number of refused reservations.
     refusals: [AtomicU64; RESOURCES],
     max_connections_per_address: u64,
+    /// Host memory of the process.
+    pub(super) host_memory: Arc<Budget>,
     /// Whether addresses of loopback are tenants.
     with_loopback: bool,
     /// Device memory of a tenant in bytes. `None`: only that of the devices limits it.
@@ -87,7 +88,7 @@ struct TenantBudgets {
     /// Contains the budgets of its sessions, whose memory mappings it counts together.
     memory: Arc<MemoryBudget>,
     /// Host memory of all its sessions.
-    host_memory: Arc<TenantHostMemory>,
+    host_memory: Arc<Budget>,
 }
 
 impl TenantBudgets {
@@ -169,25 +170,16 @@ impl ClientBudget {
 
 /// A reservation that a limit has refused.
 #[derive(Debug, Error)]
-#[error("{subject} already {limit} {name}, {limit_name}")]
+#[error("{text}")]
 pub(super) struct LimitReached {
-    subject: String,
-    limit: u64,
-    name: &'static str,
-    limit_name: String,
-    tenant: Option<Tenant>,
-}
-
-impl LimitReached {
+    text: String,
     /// The tenant whose limit it is; `None`: the limit of the process.
-    pub(super) fn tenant(&self) -> Option<Tenant> {
-        self.tenant
-    }
+    pub(super) tenant: Option<Tenant>,
 }
 
 impl From<LimitReached> for DeviceError {
     fn from(limit: LimitReached) -> DeviceError {
-        DeviceError::Exhausted { resource: limit.name, reason: limit.to_string() }
+        DeviceError::Exhausted { resource: "threads", reason: limit.text }
     }
 }
 
@@ -205,6 +197,7 @@ impl Tenants {
             process,
             refusals: Default::default(),
             max_connections_per_address: config.max_connections_per_address as u64,
+            host_memory: Budget::new(config.max_host_memory),
             with_loopback: config.loopback_tenants,
             memory: config.max_memory_per_address,
             keys: config.keys.clone(),
@@ -233,21 +226,22 @@ impl Tenants {
     /// Counts and describes the refusal of a reservation of one `resource` for a client of `tenant`.
     fn limit_reached(&self, tenant: Option<Tenant>, resource: Resource, refusal: BudgetRefusal) -> LimitReached {
         self.refusals[resource as usize].fetch_add(1, Ordering::Relaxed);
-        let (_, name, flag) = ROWS[resource as usize];
+        let (limit, (_, name, flag)) = (refusal.limit, ROWS[resource as usize]);
         let owner = tenant.map(Tenant::noun).or((resource == TransferThreads).then_some("session"));
-        let (limit, tenant) = (refusal.limit, tenant.filter(|_| !refusal.is_parents));
         let Some(owner) = owner.filter(|_| !refusal.is_parents) else {
-            let (subject, limit_name) = ("there are".to_owned(), format!("the limit ({flag})"));
-            return LimitReached { subject, limit, name, limit_name, tenant };
+            return LimitReached {
+                text: format!("there are already {limit} {name}, the limit ({flag})"),
+                tenant: None,
+            };
         };
-        let limit_name = match resource {
+        let which = match resource {
             Connections if tenant.is_some_and(|tenant| self.key_limits(tenant).connections.is_some()) => {
                 format!("the limit {OF_KEY} (connections=)")
             }
             Connections => format!("the limit per {owner} (--max-connections-per-address)"),
             _ => format!("a quarter of the limit ({flag})"),
         };
-        LimitReached { subject: format!("its {owner} has"), limit, name, limit_name, tenant }
+        LimitReached { text: format!("its {owner} has already {limit} {name}, {which}"), tenant }
     }
 
     /// Names the limit on the device memory of the tenant of `peer`, for messages.
@@ -384,12 +378,10 @@ impl Tenants {
         described.collect()
     }
 
-    /// The host memory of the tenant of `peer`. Without a tenant, the session is one of its own.
-    pub(super) fn host_memory(&self, peer: PeerAddr) -> Arc<TenantHostMemory> {
-        match self.tenant(peer) {
-            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).host_memory),
-            None => TenantHostMemory::of_session(),
-        }
+    /// The host memory of the tenant of `peer`. `None`: no tenant.
+    pub(super) fn host_memory_budget(&self, peer: PeerAddr) -> Option<Arc<Budget>> {
+        let tenant = self.tenant(peer)?;
+        Some(Arc::clone(&self.entry(&mut self.lock(), tenant).host_memory))
     }
 
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
@@ -406,7 +398,7 @@ impl Tenants {
         }
         by_tenant.entry(tenant).or_insert_with(|| {
             let counts = ROWS.map(|(resource, ..)| Budget::within(&self.process[resource as usize], 0));
-            let (memory, host_memory) = (MemoryBudget::for_client(0), TenantHostMemory::new());
+            let (memory, host_memory) = (MemoryBudget::for_client(0), Budget::within(&self.host_memory, u64::MAX));
             let budgets = TenantBudgets { counts, memory, host_memory };
             self.set_limits(tenant, &budgets);
             budgets

@@ -31,8 +31,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use super::byte_semaphore::{BytePermit, ByteSemaphore};
-use super::host_memory::SessionMemory;
+use super::host_memory::{BytePermit, ByteSemaphore, SessionMemory};
 use super::limits::Config;
 use super::log_limits::{LogKind, LogLimits};
 use super::tenants::ClientBudget;
@@ -109,7 +108,7 @@ pub(super) struct PeerPool {
     connections: HashMap<String, Arc<PeerConnection>>,
     threads: Arc<ClientBudget>,
     /// Bounds the bytes that are downloaded and not delivered.
-    in_flight: Arc<ByteSemaphore>,
+    in_flight: ByteSemaphore,
 }
 
 impl PeerPool {
@@ -148,11 +147,6 @@ impl PeerPool {
                 result => return result,
             }
         }
-    }
-
-    /// Bounds the bytes that are downloaded and not delivered. Closing it ends the waits of the session.
-    pub(super) fn in_flight(&self) -> &Arc<ByteSemaphore> {
-        &self.in_flight
     }
 
     /// A dialer for a connection to `address`.

@@ -265,7 +265,7 @@ impl<K> ProgramCache<K> {
 mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
-    use crate::device::{Device, MemoryBudget};
+    use crate::device::{Budget, Device, MemoryBudget};
     use crate::rpc::server::host_memory::HostMemory;
 
     fn bound_program() -> BoundProgram {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn memory() -> Arc<SessionMemory> {
-        HostMemory::new(u64::MAX, 0, Duration::ZERO).admit().unwrap()
+        HostMemory::new(Budget::new(u64::MAX), 0, Duration::ZERO).admit().unwrap()
     }
 
     /// Key of ggml's front end: the body of a request.

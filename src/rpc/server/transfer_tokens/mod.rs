@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
     use crate::device::{
-        Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
+        Budget, Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
         TRANSFER_CHUNK_BYTES, UploadSource,
     };
     use crate::rpc::server::host_memory::HostMemory;
@@ -59,7 +59,7 @@ mod tests {
     fn invalidating_a_bound_token_fails_its_queue() {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
-        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
         let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
         let tokens = ledger.issue(2).unwrap();
@@ -129,7 +129,7 @@ mod tests {
         let device = BlockingDevice { inner, gate: Arc::clone(&gate), aborts: Arc::clone(&aborts) };
         let device = Arc::new(device) as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
-        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
         let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
         let tokens = ledger.issue(1).unwrap();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::device::Budget;
 use crate::rpc::server::host_memory::{BASE_BYTES, HostMemory};
 use crate::rpc::wire::{GraphCompute, REQUEST_HEADER, Request, TENSOR_RECORD, TensorRecord};
 use MissingGraph::{Evicted, Forgotten, FreedBuffer, NeverSent, Unnumbered};
@@ -11,7 +12,7 @@ const DEVICES: u32 = 3;
 const BUFFERS: u64 = 40;
 
 fn new_store(max_bytes: u64) -> GraphStore {
-    GraphStore::new(max_bytes, &HostMemory::new(u64::MAX, 0, Duration::ZERO).admit().unwrap())
+    GraphStore::new(max_bytes, &HostMemory::new(Budget::new(u64::MAX), 0, Duration::ZERO).admit().unwrap())
 }
 
 fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
@@ -310,7 +311,7 @@ fn a_session_keeps_512_builds_of_a_graph_with_32_layers() {
 #[test]
 fn the_least_recently_used_bodies_make_room_if_host_memory_is_short() {
     const BODY: usize = 200 << 10;
-    let server = HostMemory::new(3 * BASE_BYTES + (1 << 20), 0, Duration::ZERO);
+    let server = HostMemory::new(Budget::new(3 * BASE_BYTES + (1 << 20)), 0, Duration::ZERO);
     let (own, other) = (server.admit().unwrap(), server.admit().unwrap());
     let mut store = GraphStore::new(UNLIMITED, &own);
     let mut rng = Rng::with_seed(1);
