@@ -172,7 +172,6 @@ impl GgmlSession<'_> {
             self.graph_store.record_use(id.device, id.uid);
             return Ok(cached.program.clone()?);
         }
-        let _rebuilt = self.resources.memory.wait(self.graph_store.body_len(id.device, id.uid))?;
         let body =
             self.graph_store.body(id.device, id.uid).map_err(|reason| GgmlError::NoStoredGraph { id, reason })?;
         let imported = self.import(&body)?;
