@@ -6,7 +6,7 @@ use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Lo
 use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock, run_team};
+use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
@@ -71,7 +71,7 @@ pub(super) struct CpuProgram {
     /// The groups of the program's collectives.
     groups: Vec<u32>,
     /// By slot: whether some node writes to it.
-    written: Vec<bool>,
+    pub(super) written: Vec<bool>,
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
     /// layout need not be checked again.
     known_versions: Mutex<Vec<Option<(usize, u64)>>>,
@@ -232,18 +232,6 @@ impl CpuProgram {
         Ok((locals, self.shared))
     }
 
-    /// Whether the program can run on these bindings, one for each slot and each as large as its slot.
-    pub(super) fn check_bindings(&self, bindings: &[Region]) -> Result<(), DeviceError> {
-        for (region, &written) in bindings.iter().zip(&self.written) {
-            if let Some(memory) = region.buffer().memory::<CpuMemory>()
-                && written
-            {
-                memory.check_writable()?;
-            }
-        }
-        Ok(())
-    }
-
     /// Runs the steps from a position on, in order, within `limits`. Returns the position to continue at; `None` if all steps
     /// have run. The run that continues needs the same shared scratch, with the content that this run leaves.
     ///
@@ -275,7 +263,7 @@ impl CpuProgram {
             groups,
         };
         let paused_at = AtomicUsize::new(self.steps.len());
-        run_team(pool, !self.is_small(), &team, &locals, position.step, &|member, first, local| {
+        pool.run_team(!self.is_small(), &team, &locals, position.step, &|member, first, local| {
             if let Some(step) = self.run_steps(member, first, local, &run)
                 && member.is_leader()
             {

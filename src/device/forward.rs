@@ -9,19 +9,20 @@
 //! # Rules for wrappers
 //! - A wrapper that returns buffers of the wrapped device must have the wrapped device's [`DeviceInfo::id`].
 //! - Override a capability's accessor together with the methods that it changes. For example, a queue that counts programs must
-//!   override both [`Queue::run`] and [`Queue::run_inline`], since the wrapped queue's [`RunInline`] does not call the wrapper.
+//!   override both [`Queue::run`] and [`Queue::run_inline`], since the wrapped queue's `run_inline` does not call the wrapper.
 //! - Return a capability only if the wrapped device or queue has it.
 
 use super::{
     Buffer, Collectives, CopyOutcome, Device, DeviceActivity, DeviceError, DeviceInfo, Feature, HostThreads,
     ImportHost, LinkStats, LoadByDigest, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault,
-    Program, Queue, QueueAborter, Region, RunInline, Support, Timeline, TimelinePoint, UploadSource,
+    Program, Queue, QueueAborter, Region, Support, Timeline, TimelinePoint, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::TensorDesc;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device that wraps a device. Has the methods of [`Device`], which forward to [`ForwardDevice::inner`] by default.
 #[allow(missing_docs)] // documented in `Device`
@@ -158,8 +159,8 @@ pub trait ForwardQueue: Send {
         self.inner().ok()?.load_by_digest()
     }
 
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        self.inner().ok()?.run_inline()
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        self.inner()?.run_inline(program, bindings, budget)
     }
 
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
@@ -287,8 +288,8 @@ impl<T: ForwardQueue> Queue for T {
         ForwardQueue::load_by_digest(self)
     }
 
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        ForwardQueue::run_inline(self)
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        ForwardQueue::run_inline(self, program, bindings, budget)
     }
 
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {

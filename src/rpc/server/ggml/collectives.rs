@@ -151,7 +151,7 @@ impl GgmlSession<'_> {
         let hung_up = || self.connection.hung_up();
         let target = ReductionTarget {
             device: &**target,
-            queue: self.queues.get(device)?,
+            queue: &mut **self.queues.get(device)?,
             inline,
             budget: &self.resources.budget,
             stall_timeout: config.stall_timeout,
