@@ -205,7 +205,7 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_large_buffers as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_large_buffers: u32,
 
-    /// Maximum number of threads for transfers and tensor groups between servers, of which one key or address may have a quarter.
+    /// Maximum number of threads for transfers, tensor groups and collectives between servers, of which one key or address may have a quarter.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_transfer_threads as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_transfer_threads: u32,
 

@@ -13,7 +13,7 @@ use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
     Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, Lane, Membership, MemoryBudget,
     PendingRead, Prefault, Program, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, Turn,
-    UploadSource,
+    UploadSource, check_copy,
 };
 use crate::tensor::TensorDesc;
 use std::collections::BTreeSet;
@@ -115,16 +115,12 @@ impl CpuQueue {
     /// The compiled program, which can run on these bindings.
     fn check_bindings<'p>(&self, program: &'p Program, bindings: &[Region]) -> Result<&'p CpuProgram, DeviceError> {
         let compiled = cpu_program(program)?;
-        let slots = program.graph().slot_sizes();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
+        program.check_bindings(bindings)?;
         if !compiled.groups().iter().all(|group| self.joined.contains(group)) {
             return Err(NOT_JOINED);
         }
-        let written = bindings.iter().zip(&compiled.written).filter(|&(_, &written)| written);
-        written.map(|(region, _)| CpuMemory::writable(region)).try_for_each(|memory| memory.map(drop))?;
+        compiled.check_bindings(bindings)?;
+        compiled.populate(bindings, &self.abort);
         Ok(compiled)
     }
 
@@ -154,11 +150,7 @@ fn try_begin_transfer(executor: &CpuExecutor, bytes: u64) -> Option<Option<Turn>
 impl Queue for CpuQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         let memory = CpuMemory::writable(&dst)?;
-        if let UploadSource::Borrowed(bytes) = &src
-            && bytes.len() as u64 != dst.bytes()
-        {
-            return Err(DeviceError::Misuse("an upload and its region differ in size"));
-        }
+        src.check_size(dst.bytes())?;
         self.check_failure()?;
         if dst.bytes() <= MAX_INLINE_BYTES as u64 {
             let mut staging = std::mem::take(&mut self.staging);
@@ -224,9 +216,7 @@ impl Queue for CpuQueue {
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
         CpuMemory::writable(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         if CpuMemory::of(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }

@@ -74,6 +74,7 @@ mod memory;
 mod memory_budget;
 pub mod noop;
 mod queue_threads;
+mod repack;
 mod tensors;
 mod timeline;
 
@@ -106,6 +107,9 @@ pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
+#[cfg(test)]
+pub(crate) use repack::FIRST_REPACK_DELAY;
+pub(crate) use repack::{MIN_PACKED_BYTES, RepackDelays, next_layout_version};
 pub use tensors::{TensorMemory, TensorPlan};
 pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
 #[cfg(feature = "server")]
@@ -140,6 +144,44 @@ pub enum UploadSource<'a> {
     ///
     /// A caller that needs the closure's error with its type uses `upload_from` of `dyn Queue`.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>),
+}
+
+impl UploadSource<'_> {
+    /// For devices: fails unless a borrowed slice is as long as the region, which has `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`].
+    pub fn check_size(&self, bytes: u64) -> Result<(), DeviceError> {
+        match self {
+            UploadSource::Borrowed(slice) if slice.len() as u64 != bytes => {
+                Err(DeviceError::Misuse("an upload and its region differ in size"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// For devices: the bytes for a region of `bytes` bytes.
+    ///
+    /// # Errors
+    /// The error of the closure.
+    pub fn into_bytes(self, bytes: u64) -> Result<Vec<u8>, DeviceError> {
+        match self {
+            UploadSource::Borrowed(slice) => Ok(slice.to_vec()),
+            UploadSource::Writer(fill) => {
+                let mut filled = vec![0; bytes as usize];
+                fill(&mut filled)?;
+                Ok(filled)
+            }
+        }
+    }
+}
+
+/// For devices: fails unless the regions of a copy have the same size.
+///
+/// # Errors
+/// [`DeviceError::Misuse`].
+pub fn check_copy(src: &Region, dst: &Region) -> Result<(), DeviceError> {
+    if src.bytes() == dst.bytes() { Ok(()) } else { Err(DeviceError::Misuse("a copy's regions differ in size")) }
 }
 
 /// Whether a queue has accepted a copy. See [`Queue::copy_from`].

@@ -23,11 +23,11 @@
 use super::fair_queue::{FairQueue, FlowKeys, MIN_TURN, SLICE};
 use super::timeline::POLL_INTERVAL;
 use super::{DeviceActivity, MemoryBudget};
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -204,7 +204,7 @@ impl QueueThreads {
 
     /// A turn for the calling thread. `None`: others wait, or as many as may have one have a turn.
     pub(crate) fn try_begin(&self, lane: Lane, session: &Arc<MemoryBudget>) -> Option<Turn> {
-        let mut state = self.lanes().lock();
+        let mut state = lock(&self.lanes().state);
         let state = state.lane(lane);
         if state.waiting.len() > 0 || state.turns >= state.max_turns {
             return None;
@@ -241,7 +241,7 @@ impl QueueThreads {
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         // The threads are not joined: the last reference to a device may be dropped by one of them.
-        self.0.lock().stopped = true;
+        lock(&self.0.state).stopped = true;
         self.0.signals.iter().for_each(|signals| signals.changed.notify_all());
     }
 }
@@ -254,7 +254,7 @@ impl Lanes {
     }
 
     fn push(self: &Arc<Self>, lane: Lane, keys: FlowKeys, waiter: Waiter) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.enqueue(&mut state, lane, keys, waiter);
         self.give_turns(&mut state, lane);
     }
@@ -301,7 +301,7 @@ impl Lanes {
 
     /// Puts a channel back into the short lane at the next poll. The caller makes sure that it stands in no lane.
     pub(super) fn schedule_poll(&self, channel: Arc<dyn RunCommands>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.polled.push(channel);
         state.next_poll.get_or_insert_with(|| Instant::now() + POLL_INTERVAL);
         self.store_waiting(&mut state, Lane::Short);
@@ -314,7 +314,7 @@ impl Lanes {
     pub(super) fn remove(self: &Arc<Self>, channel: &Arc<dyn RunCommands>) {
         let keys = channel.session().flow_keys();
         let is_same = |waiter: &Waiter| matches!(waiter, Waiter::Channel(other) if Arc::ptr_eq(other, channel));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.polled.retain(|c| !Arc::ptr_eq(c, channel));
         for lane in [Lane::Short, Lane::Long] {
             let of_lane = state.lane(lane);
@@ -334,7 +334,7 @@ impl Lanes {
     fn end_turn(self: &Arc<Self>, lane: Lane, session: &MemoryBudget, time: Duration) {
         session.add_device_time(time);
         self.busy_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;
         let now = Instant::now();
@@ -346,7 +346,7 @@ impl Lanes {
     }
 
     fn serve(self: &Arc<Self>, lane: Lane) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !state.stopped {
             if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= Instant::now()) {
                 state.next_poll = None;
@@ -363,7 +363,7 @@ impl Lanes {
                 if catch_unwind(AssertUnwindSafe(|| channel.run_commands(turn))).is_err() {
                     log::error!("bug in fanout: a thread of a device's queues panicked");
                 }
-                state = self.lock();
+                state = lock(&self.state);
                 continue;
             }
             let next_poll = state.next_poll.filter(|_| lane == Lane::Short);
@@ -385,11 +385,6 @@ impl Lanes {
 
     fn signals(&self, lane: Lane) -> &LaneSignals {
         &self.signals[lane as usize]
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LanesState> {
-        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unpoisoned()
     }
 }
 

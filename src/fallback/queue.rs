@@ -11,7 +11,7 @@ use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
     Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, LoadByDigest, LoadOutcome, Membership,
     MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, TensorDigest,
-    Timeline, TimelinePoint, UploadSource,
+    Timeline, TimelinePoint, UploadSource, check_copy,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
@@ -127,21 +127,12 @@ impl FallbackQueue {
     /// Checks that a region is the primary's. Commands for the thread are validated at submission, so that misuse is returned
     /// to the submitter and does not stick to the queue.
     fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
-        let is_own = region.buffer().device() == self.device.primary.info().id;
-        if is_own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
-    }
-
-    fn check_bindings(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
-        let slots = program.graph().slot_sizes();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
-        bindings.iter().try_for_each(|region| self.check_own(region))
+        region.check_device(self.device.primary.info().id)
     }
 
     fn send_program(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        self.check_bindings(program, bindings)?;
+        program.check_bindings(bindings)?;
+        bindings.iter().try_for_each(|region| self.check_own(region))?;
         self.send_to_thread(FallbackCommand::Run { program: program.clone(), bindings: Arc::clone(bindings) })
     }
 
@@ -164,20 +155,11 @@ impl Queue for FallbackQueue {
             return primary.upload(dst, tensor, src);
         }
         self.check_own(&dst)?;
-        if matches!(&src, UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes()) {
-            return Err(DeviceError::Misuse("an upload and its region differ in size"));
-        }
+        src.check_size(dst.bytes())?;
         if dst.bytes() > TRANSFER_CHUNK_BYTES {
             return self.wait_for_primary()?.upload(dst, tensor, src);
         }
-        let bytes = match src {
-            UploadSource::Borrowed(bytes) => bytes.to_vec(),
-            UploadSource::Writer(fill) => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                bytes
-            }
-        };
+        let bytes = src.into_bytes(dst.bytes())?;
         self.send_to_thread(FallbackCommand::Upload { dst, bytes })
     }
 
@@ -221,9 +203,7 @@ impl Queue for FallbackQueue {
             return Ok(outcome);
         }
         self.check_own(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         // The outcome must be returned now, but the thread holds the primary's queue: rely on the cached result.
         if is_foreign && cached != Some(true) {
             return Ok(CopyOutcome::Unreachable);

@@ -45,7 +45,7 @@ impl CpuMemory {
         let rests = unconverted(spans, panels);
         let done = rests.is_empty();
         if done {
-            spans.iter().for_each(|span| map.finish_conversion(span));
+            spans.iter().for_each(|span| map.delays.finish(&span.range));
         }
         rests.into_iter().for_each(|rest| map.mark_packed(rest.range.start, rest));
         Ok(done)

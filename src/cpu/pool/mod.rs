@@ -16,7 +16,7 @@ mod team;
 pub(crate) use team::{KernelContext, Member, StepProgress, Team};
 
 use super::memory::LocalScratch;
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use crossbeam::utils::CachePadded;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -221,11 +221,6 @@ impl Drop for Pool {
             let _ = thread.join();
         }
     }
-}
-
-/// Locks a mutex whose value is consistent at every moment, so a poisoned mutex is still usable.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unpoisoned()
 }
 
 /// Waits in a loop, which yields the processor after a while.

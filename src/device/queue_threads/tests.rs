@@ -13,7 +13,7 @@ impl Turn {
 }
 
 fn waiting(threads: &QueueThreads) -> usize {
-    threads.lanes().lock().lane(Lane::Short).waiting.len()
+    lock(&threads.lanes().state).lane(Lane::Short).waiting.len()
 }
 
 /// Each other tenant has one slice between two turns of a tenant, however many sessions and threads it has.
@@ -93,7 +93,7 @@ fn time_that_nobody_waited_for_is_not_charged() {
         }
         assert!(turn.is_over());
         {
-            let mut state = threads.lanes().lock();
+            let mut state = lock(&threads.lanes().state);
             let since = state.lane(Lane::Short).contended_since.unwrap();
             for (contended, time, charged) in [(0, 1000, 1), (3, 1000, 4), (3, 2, 2)] {
                 let got = state.lane(Lane::Short).charged_time(time * SLICE, since + contended * SLICE);
@@ -102,6 +102,6 @@ fn time_that_nobody_waited_for_is_not_charged() {
         }
         drop(turn);
     });
-    assert!(threads.lanes().lock().lane(Lane::Short).contended_since.is_none());
+    assert!(lock(&threads.lanes().state).lane(Lane::Short).contended_since.is_none());
     assert!(tenants[0].device_time() >= 1000 * SLICE);
 }

@@ -8,11 +8,11 @@ mod tests;
 
 pub(super) use write_guard::WriteGuard;
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::fmt;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::completion_probe::{CompletionTracker, DeviceWriteState, RequiredMessages};
@@ -385,10 +385,4 @@ impl DeferredSends {
     fn is_empty(&self) -> bool {
         self.freed_buffers.is_empty() && self.probes.is_empty() && self.sends.is_empty()
     }
-}
-
-/// Ignores poisoning: every state behind these locks is consistent between any two statements, so a panic cannot leave it half
-/// updated.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unpoisoned()
 }

@@ -162,14 +162,7 @@ impl ForwardQueue for HostStagingQueue {
     }
 
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        let bytes = match src {
-            UploadSource::Borrowed(bytes) => bytes.to_vec(),
-            UploadSource::Writer(fill) => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                bytes
-            }
-        };
+        let bytes = src.into_bytes(dst.bytes())?;
         self.send_command(StagingCommand::Upload(dst, bytes))
     }
 

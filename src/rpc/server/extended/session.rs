@@ -74,7 +74,7 @@ pub(in crate::rpc::server) fn serve_session(
     // Shorter than the deadlines of queues, so that their failure names the rank that is late.
     let timeouts = GroupTimeouts { join: server.config.stall_timeout, part: server.config.reply_timeout.mul_f32(0.9) };
     let groups = SessionGroups::new(&server.groups, &resources.budget, connection.memory(), timeouts);
-    let receives = tokens.pending_receives();
+    let receives = tokens.transfers();
     let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, receives, &groups);
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let log = PeerLog::new(&server.logs, peer);
@@ -82,7 +82,7 @@ pub(in crate::rpc::server) fn serve_session(
     let reply_memory = server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES);
     let reply_memory = ByteSemaphore::new(reply_memory, connection.memory(), BASE_REPLY_BYTES);
     let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
-    let receives = Arc::clone(tokens.pending_receives());
+    let receives = Arc::clone(tokens.transfers());
     let cancellers = [
         watch.on_hangup(CancelOrder::Wait, move || replies.close()),
         watch.on_hangup(CancelOrder::Wait, move || in_flight.close()),
