@@ -106,6 +106,15 @@ impl Region {
         &self.buffer
     }
 
+    /// For devices: fails for a region of another device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`].
+    pub fn check_device(&self, device: DeviceId) -> Result<(), DeviceError> {
+        let own = self.buffer.device() == device;
+        if own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
+    }
+
     /// Bytes from the buffer's start.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -146,6 +155,16 @@ impl Program {
     /// The prepared graph.
     pub fn graph(&self) -> &Graph {
         &self.0.graph
+    }
+
+    /// For devices: fails unless there is a binding for each slot of the graph, of at least the slot's size.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`].
+    pub fn check_bindings(&self, bindings: &[Region]) -> Result<(), DeviceError> {
+        let slots = self.graph().slot_sizes();
+        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
+        if fits { Ok(()) } else { Err(DeviceError::Misuse("the bindings do not fit the program's slots")) }
     }
 
     /// For devices: the compiled form that was passed to [`Program::new`], if it has type `T`. `None` for programs of other

@@ -25,12 +25,12 @@
 
 use super::super::system::{available_memory, total_memory};
 use crate::device::{Budget, DeviceError, MemoryBudget, Reservation, process_mappings};
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use memmap2::MmapMut;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// Bytes of a slab: 65,536 buffers of a page take 128 mappings, and a slab of the largest slots still has eight.
 const SLAB_BYTES: usize = 2 << 20;
@@ -190,7 +190,7 @@ impl SlabAllocator {
         let group = Group::of(purpose, budget);
         let counts_slabs = matches!(group, Group::Client(_));
         let share = if counts_slabs { None } else { reserve_share(budget)? };
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let SizeClasses { classes, spare } = &mut *state;
         let room = classes.get(&(group, bytes)).and_then(|class| class.with_room.first().copied());
         let address = match room {
@@ -261,7 +261,7 @@ impl SlabAllocator {
     /// Marks a zeroed slot as free, and unmaps its slab if no slot of it is live, unless the slab becomes the spare one.
     fn free(&self, slot: &Slot) {
         let Slot { slab, offset, group, bytes, .. } = slot;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let SizeClasses { classes, spare } = &mut *state;
         let Some(class) = classes.get_mut(&(*group, *bytes)) else { return };
         let address = slab.address();
@@ -280,11 +280,6 @@ impl SlabAllocator {
             }
             // Otherwise the slab is unmapped when the caller drops its reference, after the lock is released.
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SizeClasses> {
-        // No code that may panic runs between two changes of the state that belong together.
-        self.state.lock().unpoisoned()
     }
 }
 

@@ -4,10 +4,10 @@
 //! Sessions wait for no lock of this module: they count in atomics, and register without one. Readers of statistics (status pages,
 //! scrapes) can therefore not delay them.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
@@ -174,11 +174,6 @@ impl Statistics {
         *lock(&self.has_ended) = true;
         self.ended.notify_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignores poisoning: each change is a single call.
-    mutex.lock().unpoisoned()
 }
 
 #[cfg(test)]

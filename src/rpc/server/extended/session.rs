@@ -74,14 +74,14 @@ pub(in crate::rpc::server) fn serve_session(
     // Shorter than the deadlines of queues, so that their failure names the rank that is late.
     let timeouts = GroupTimeouts { join: server.config.stall_timeout, part: server.config.reply_timeout.mul_f32(0.9) };
     let groups = SessionGroups::new(&server.groups, &resources.budget, connection.memory(), timeouts);
-    let receives = tokens.pending_receives();
+    let receives = tokens.transfers();
     let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, receives, &groups);
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let log = PeerLog::new(&server.logs, peer);
     let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory(), log);
     let reply_memory = server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES);
     let reply_memory = ByteSemaphore::new(reply_memory, connection.memory(), BASE_REPLY_BYTES);
-    let receives = Arc::clone(tokens.pending_receives());
+    let receives = Arc::clone(tokens.transfers());
     let canceller = watch.on_hangup(CancelOrder::Wait, move || receives.close());
     let mut session = ExtendedSession {
         queues: Queues::default(),

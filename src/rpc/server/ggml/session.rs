@@ -8,6 +8,7 @@ use super::error::GgmlError;
 use super::graph_store::GraphStore;
 use super::graphs::GraphKey;
 use super::prefault::Prefault;
+use crate::device::Region;
 use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::{HelloError, reject_hello_ext};
@@ -74,7 +75,9 @@ pub(in crate::rpc::server) fn serve_session(
     };
     loop {
         session.serve_request(header, &mut body)?;
-        session.prefault_while_idle();
+        if let Some((device, region)) = session.prefault.pending.take() {
+            session.prefault_while_idle(device, &region);
+        }
         match session.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             Some(next) => header = next,
             None => {
@@ -104,10 +107,15 @@ impl GgmlSession<'_> {
         let len =
             self.codec().body_len(command, size, &self.resources.server.config.limits).map_err(SessionError::from);
         let done = len.and_then(|len| {
-            self.serve_command(command, len, body)?;
+            if command == RpcCommand::SetTensor {
+                self.set_tensor(len)?;
+            } else {
+                let served = self.serve_command(command, len, body);
+                body.trim();
+                served?;
+            }
             self.acknowledge(command)
         });
-        body.trim();
         done.map_err(|e| SessionFailure::new(Some(command.name()), e))
     }
 
@@ -131,14 +139,11 @@ impl GgmlSession<'_> {
         Ok(())
     }
 
-    /// Serves a request with `len` bytes of body. SET_TENSOR and SET_TENSOR_2D stream them to the device; all others read them
-    /// into `body`.
+    /// Serves a request other than SET_TENSOR with `len` bytes of body. SET_TENSOR_2D streams them to the device; all others read
+    /// them into `body`.
     fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut BodyBuffer) -> Result<(), SessionError> {
         if command == RpcCommand::SetTensor2d {
             return self.set_tensor_2d(len, body);
-        }
-        if command == RpcCommand::SetTensor {
-            return self.set_tensor(len);
         }
         self.connection.read_body(len, body)?;
         if command == RpcCommand::GraphCompute {
@@ -190,10 +195,9 @@ impl GgmlSession<'_> {
     }
 
     /// Prefaults the region of the next upload until the next request arrives.
-    fn prefault_while_idle(&mut self) {
-        let Some((device, region)) = self.prefault.take_pending() else { return };
+    fn prefault_while_idle(&mut self, device: u32, region: &Region) {
         if let Ok(queue) = self.queues.get(device) {
-            self.prefault.prefault_until(&region, queue, || self.connection.has_unread_input());
+            self.prefault.prefault_until(region, &mut **queue, || self.connection.has_unread_input());
         }
     }
 }
