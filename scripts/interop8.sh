@@ -8,7 +8,7 @@ Usage: scripts/interop8.sh [speed|starts] [OPTION...]
        scripts/interop8.sh build
 
 Runs clients of llama.cpp 8.0.1 on our rpc-server and compares their logits with llama.cpp's local CPU. Compiles llama.cpp first
-if necessary (interop8/README.md); `build` does nothing else. Only `starts` is part of CI.
+if necessary (tests/interop8/README.md); `build` does nothing else. Only `starts` is part of CI.
 
 With `speed`: decoding speed of a tensor split (1b, q4_0) over two of our servers and over two of llama.cpp's, in paired rounds.
 Options: --model FILE, --rounds N, --tokens N, --threads N, --no-collectives (the client adds the servers' results itself).
@@ -72,14 +72,14 @@ target=${CARGO_TARGET_DIR:-target}
 # The crate's build reuses CMake's configuration whatever the profile is, so each profile has a folder of its own.
 [[ $profile == release ]] && default=$target/interop8 || default=$target/interop8-dev
 llama8=${llama8:-$default}
-settings=(env "CMAKE_TOOLCHAIN_FILE=$PWD/interop8/toolchain.cmake")
+settings=(env "CMAKE_TOOLCHAIN_FILE=$PWD/tests/interop8/toolchain.cmake")
 # CMake adds no options of its own for a build type that it does not know: no optimisation and no debug information.
 [[ $profile == release ]] || settings+=(LLAMA_LIB_PROFILE=None CFLAGS=-DNDEBUG CXXFLAGS=-DNDEBUG)
-"${settings[@]}" cargo build --profile "$profile" --locked --manifest-path interop8/Cargo.toml --target-dir "$llama8"
+"${settings[@]}" cargo build --profile "$profile" --locked --manifest-path tests/interop8/Cargo.toml --target-dir "$llama8"
 [[ $mode != build ]] || exit 0
 [[ $python ]] || python=$(scripts/venv.sh)
 if [[ ! $server ]] && ! $peer; then
     cargo build --release --locked --bin rpc-server
 fi
 server=${server:-$target/release/rpc-server}
-exec env PYTHONDONTWRITEBYTECODE=1 "$python" "interop8/$mode.py" --llama8 "$llama8/${profile/dev/debug}" --server "$server" "${options[@]}"
+exec env PYTHONDONTWRITEBYTECODE=1 "$python" "tests/interop8/$mode.py" --llama8 "$llama8/${profile/dev/debug}" --server "$server" "${options[@]}"

@@ -52,7 +52,7 @@ for name in "${steps[@]}"; do
             step cargo clippy --locked "${fuzz[@]}" --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
             # interop8: no clippy, because the build script of its dependency compiles llama.cpp. The second command fails if
             # the lock file does not match the manifest.
-            interop8=(--manifest-path interop8/Cargo.toml)
+            interop8=(--manifest-path tests/interop8/Cargo.toml)
             step cargo fmt "${interop8[@]}" --check
             step cargo update --workspace --locked "${interop8[@]}"
             ;;

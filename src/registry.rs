@@ -27,7 +27,7 @@ pub use crate::size::{ParseSizeError, parse_bytes, parse_nonzero_bytes};
 pub use error::RegistryError;
 pub use open::Options;
 
-use crate::device::{Device, DeviceError, DeviceKind, ModuleLoad};
+use crate::device::{Device, DeviceError, DeviceInfo, DeviceKind, ModuleLoad};
 use backend::{Backend, DeviceOpener, backends};
 use open::open_list;
 use std::borrow::Cow;
@@ -85,19 +85,22 @@ impl Registry {
         Registry::of(backends())
     }
 
-    fn of(backends: Vec<Box<dyn Backend>>) -> Registry {
-        let name_prefixes = backends.iter().map(|backend| backend.name_prefix()).collect();
-        let mut entries: Vec<DeviceEntry> = Vec::new();
-        for backend in &backends {
-            let mut found = backend.enumerate();
+    fn of(backends: Vec<Backend>) -> Registry {
+        let name_prefixes = backends.iter().map(|backend| backend.name_prefix).collect();
+        let (mut entries, mut missing_backends): (Vec<DeviceEntry>, _) = (Vec::new(), Vec::new());
+        for Backend { name_prefix, devices } in backends {
             // A number in a list must name one device, so only the first backend with numbered devices keeps its numbers.
-            if entries.iter().any(|entry| entry.number().is_some()) {
-                found.iter_mut().for_each(|found| found.number = None);
+            let keeps_numbers = entries.iter().all(|entry| entry.number().is_none());
+            match devices {
+                Ok(devices) => entries.extend(devices.into_iter().map(|mut entry| {
+                    if let DeviceOrigin::Local { number, .. } = &mut entry.origin {
+                        number.take_if(|_| !keeps_numbers);
+                    }
+                    entry
+                })),
+                Err(reason) => missing_backends.push((name_prefix, reason)),
             }
-            entries.extend(found.into_iter().map(DeviceEntry::from));
         }
-        let missing_backends: Vec<_> =
-            backends.iter().filter_map(|backend| Some((backend.name_prefix(), backend.missing_reason()?))).collect();
         let has_gpu = entries.iter().any(|entry| entry.kind == DeviceKind::Gpu);
         let no_gpu_reason = (!has_gpu && !missing_backends.is_empty())
             .then(|| missing_reasons(&missing_backends).collect::<Vec<_>>().join("; "));
@@ -121,14 +124,7 @@ impl Registry {
         if let Some(reason) = invalid_name_reason(&name, &self.name_prefixes) {
             return Err(RegistryError::InvalidName { name, reason });
         }
-        let (description, kind) = (info.description.clone(), info.kind);
-        self.entries.push(DeviceEntry {
-            name,
-            description,
-            kind,
-            unusable: None,
-            origin: DeviceOrigin::Registered(device),
-        });
+        self.entries.push(DeviceEntry::of_open(&device, DeviceOrigin::Registered));
         Ok(())
     }
 
@@ -252,6 +248,11 @@ impl Registry {
 }
 
 impl DeviceEntry {
+    fn of_open(device: &Arc<dyn Device>, origin: fn(Arc<dyn Device>) -> DeviceOrigin) -> DeviceEntry {
+        let DeviceInfo { name, description, kind, .. } = device.info().clone();
+        DeviceEntry { name, description, kind, unusable: None, origin: origin(Arc::clone(device)) }
+    }
+
     /// Opens this device, as [`Registry::open`] does for a list of its name alone.
     ///
     /// # Errors

@@ -49,10 +49,11 @@ use crate::device::{
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
+use crate::poison::lock;
 use crate::tensor::{DType, TensorDesc};
 use calibration::Calibration;
 use layout::CpuMemory;
-use pool::{Pool, lock};
+use pool::Pool;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 

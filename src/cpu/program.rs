@@ -3,16 +3,18 @@
 use super::fuse;
 use super::joined_groups::JoinedGroups;
 use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Locking, TensorUses, lock_order};
-use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
+use super::memory::{BLOCK, HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock, run_team};
+use super::pool::{KernelContext, Member, Pool, StepProgress, Team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use crate::poison::lock;
 use crate::tensor::TensorDesc;
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -70,8 +72,8 @@ pub(super) struct CpuProgram {
     requirements: Vec<LayoutRequirements>,
     /// The groups of the program's collectives.
     groups: Vec<u32>,
-    /// By slot: whether some node writes to it.
-    written: Vec<bool>,
+    /// By slot: what nodes write to it, as ranges of bytes in order, at least [`BLOCK`] bytes apart.
+    written: Vec<Vec<Range<usize>>>,
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
     /// layout need not be checked again.
     known_versions: Mutex<Vec<Option<(usize, u64)>>>,
@@ -155,9 +157,9 @@ impl CpuProgram {
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost, mut groups) = (0, 0, 0usize, Vec::new());
         select_kernels(graph, patterns, select, fuse::kernel, |KernelCall { code, mut kernel, dst, srcs, .. }| {
-            floats = floats.max(kernel.local());
-            shared = shared.max(kernel.shared());
-            cost = cost.saturating_add(kernel.cost());
+            floats = floats.max(kernel.local);
+            shared = shared.max(kernel.shared);
+            cost = cost.saturating_add(kernel.cost);
             let dst = operand(dst, LayoutAccess::Rows)?;
             let srcs = srcs.into_iter().enumerate();
             let srcs = srcs.map(|(i, id)| id.map(|id| operand(id, kernel.access(i))).transpose());
@@ -174,25 +176,16 @@ impl CpuProgram {
         drop(numbers);
         steps.shrink_to_fit();
         operands.shrink_to_fit();
-        let mut written = vec![false; graph.slot_sizes().len()];
-        // By node, not by step: a fused step also writes the residual sum, which is one of its sources.
-        for node in graph.nodes() {
-            let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
-            for place in updated.chain([node.dst]).filter_map(|id| graph.tensor(id)?.place) {
-                if let Some(written) = written.get_mut(place.slot as usize) {
-                    *written = true;
-                }
-            }
-        }
+        let written = written_ranges(graph);
         let mut packed = packed_rhs_reuse::PackedRhs::default();
         for step in &mut steps {
             let operand = |n: &u32| &operands[*n as usize];
-            match (step.kernel.packed_rhs(), step.srcs.get(1)) {
+            match (step.kernel.packed_rhs, step.srcs.get(1)) {
                 (Some(packing), Some(Some(b))) => {
                     step.rhs_is_packed = packed.after_product(packing, operand(&step.dst), operand(b));
                 }
                 _ => packed.after_other(
-                    step.kernel.shared() > 0 || step.awaits.is_some(),
+                    step.kernel.shared > 0 || step.awaits.is_some(),
                     step.srcs.iter().flatten().chain([&step.dst]).map(operand),
                 ),
             }
@@ -232,16 +225,23 @@ impl CpuProgram {
         Ok((locals, self.shared))
     }
 
-    /// Whether the program can run on these bindings, one for each slot and each as large as its slot.
+    /// Whether the program can write to the memories of these bindings, one for each slot.
     pub(super) fn check_bindings(&self, bindings: &[Region]) -> Result<(), DeviceError> {
-        for (region, &written) in bindings.iter().zip(&self.written) {
-            if let Some(memory) = region.buffer().memory::<CpuMemory>()
-                && written
-            {
-                memory.check_writable()?;
+        let written = bindings.iter().zip(&self.written).filter(|(_, written)| !written.is_empty());
+        written.map(|(region, _)| CpuMemory::writable(region)).try_for_each(|memory| memory.map(drop))
+    }
+
+    /// Prefaults the memory that the nodes write, where it is new, until `abort` is set. The thread that submits a run calls this,
+    /// outside of turns: the system takes milliseconds for a huge page, so a claim that writes one element to each of a thousand
+    /// pages would keep the device for seconds.
+    pub(super) fn populate(&self, bindings: &[Region], abort: &AtomicBool) {
+        for (region, written) in bindings.iter().zip(&self.written) {
+            let Some(memory) = region.buffer().memory::<CpuMemory>() else { continue };
+            let start = region.offset() as usize;
+            for range in written {
+                memory.pages().populate_new_blocks(start + range.start..start + range.end, abort);
             }
         }
-        Ok(())
     }
 
     /// Runs the steps from a position on, in order, within `limits`. Returns the position to continue at; `None` if all steps
@@ -275,7 +275,7 @@ impl CpuProgram {
             groups,
         };
         let paused_at = AtomicUsize::new(self.steps.len());
-        run_team(pool, !self.is_small(), &team, &locals, position.step, &|member, first, local| {
+        pool.run_team(!self.is_small(), &team, &locals, position.step, &|member, first, local| {
             if let Some(step) = self.run_steps(member, first, local, &run)
                 && member.is_leader()
             {
@@ -366,7 +366,7 @@ impl CpuProgram {
             }
             shared_before = !serial;
             if serial {
-                unchecked = unchecked.saturating_add(step.kernel.cost());
+                unchecked = unchecked.saturating_add(step.kernel.cost);
                 if member.is_leader() && unchecked > PAUSE_CHECK_COST && paused_before.is_none() {
                     unchecked = 0;
                     paused_before = (member.pause_is_due() && !is_first).then_some(at);
@@ -377,7 +377,7 @@ impl CpuProgram {
                 }
             }
             let first_step = is_first.then_some(run.begins_at.progress);
-            let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs() };
+            let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs };
             let last = member.phase() + syncs;
             if !member.stopping() {
                 // A panic of a kernel is a bug that an input triggered. It must fail this queue only, not the server.
@@ -423,7 +423,7 @@ impl CpuProgram {
         if step.srcs.iter().zip(&srcs).any(|(operand, view)| operand.is_some() && view.is_none()) {
             return member.fail(outside);
         }
-        let local = &mut local[..step.kernel.local()];
+        let local = &mut local[..step.kernel.local];
         step.kernel.run(&mut KernelContext {
             member,
             serial: step.kernel.runs_serially(),
@@ -437,6 +437,33 @@ impl CpuProgram {
             groups: run.groups,
         });
     }
+}
+
+/// By slot: what the nodes write. By node, not by step: a fused step also writes the residual sum, which is one of its sources.
+fn written_ranges(graph: &Graph) -> Vec<Vec<Range<usize>>> {
+    let mut written = vec![Vec::new(); graph.slot_sizes().len()];
+    for node in graph.nodes() {
+        let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
+        for tensor in updated.chain([node.dst]).filter_map(|id| graph.tensor(id)) {
+            if let Some(place) = tensor.place
+                && let Some(ranges) = written.get_mut(place.slot as usize)
+            {
+                ranges.push(place.offset..place.offset + tensor.desc.extent());
+            }
+        }
+    }
+    for ranges in &mut written {
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, range| {
+            let near = next.start < range.end + BLOCK;
+            if near {
+                range.end = range.end.max(next.end);
+            }
+            near
+        });
+        ranges.shrink_to_fit();
+    }
+    written
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use super::precompile::Precompiler;
 use super::programmatic::ProgrammaticLaunch;
 use super::turns::{GpuTurns, StreamStatus};
 use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline, TimelinePoint};
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use cudarc::driver::{CudaContext, DriverError, result};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Pinned memory of a device, in bytes: for uploads and copies through the host, and for downloads; and the least of it with which
@@ -31,12 +31,6 @@ const ERROR_WORD_BYTES: usize = 1 << 20;
 
 /// Work of the service stream may take as many times the device timeout while queues make progress.
 const SERVICE_TIMEOUTS: u32 = 10;
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock is safe to use: the guarded values are collections that each critical section changes by single calls, so
-    // a panic cannot leave one half-updated.
-    mutex.lock().unpoisoned()
-}
 
 /// The primary CUDA context of a GPU. Every driver object holds a reference, so that the context is released after its last
 /// object, on any thread and in any order of drops.

@@ -1,10 +1,11 @@
 //! Deferred drop: one thread per device does what must not happen on a thread that submits work. It keeps the resources of dropped
 //! queues until the device has done their work, frees memory where that waits for the GPU, and returns unused memory to the system.
 
-use super::context::{DeviceContext, lock};
+use super::context::DeviceContext;
 use super::event_timeline::EventTimeline;
 use super::events::Event;
 use super::memory::DirectMemory;
+use crate::poison::lock;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};

@@ -1,6 +1,6 @@
 //! The event timeline of a queue: the CUDA events behind its timeline points.
 
-use super::context::{DeviceContext, lock};
+use super::context::DeviceContext;
 use super::events::{Event, POLL_INTERVAL, Stream};
 use super::launch_log::LaunchLog;
 use super::pinned::PinnedBlock;
@@ -8,6 +8,7 @@ use super::prediction::WorkTimes;
 use super::turns::StreamStatus;
 use crate::device::{CompletionSource, DeviceError, MemoryBudget, Timeline, TimelinePoint};
 use crate::ops::OpCode;
+use crate::poison::lock;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;

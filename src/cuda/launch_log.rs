@@ -1,8 +1,8 @@
 //! What a queue has launched and the device has not finished, for the messages of failures: CUDA reports faults asynchronously, and
 //! a hung kernel not at all.
 
-use super::context::lock;
 use crate::device::MemoryBudget;
+use crate::poison::lock;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,9 +7,7 @@
 //! The layout is invisible outside of the device:
 //! - The first product that reads a weight packs it, in the order of its stream.
 //! - Products, and GET_ROWS, read both layouts. A program with another use of a packed weight, a download or a write to a part of it
-//!   unpacks the weight first. It then stays unpacked for the next 16 runs that could pack it, and for twice as many after each
-//!   further time (1024 at most), so that two uses of one weight do not convert it back and forth. An upload over the whole weight
-//!   ends that.
+//!   unpacks the weight first, which delays packing it again ([`RepackDelays`]).
 //!
 //! # Order and locks
 //! Queues may share a memory and read it at the same time, without points that order them. A conversion writes what all of them
@@ -22,30 +20,21 @@
 //! lock while it has a turn, and for no pinned memory while it has a lock. Packing never waits for a lock: without it, products read
 //! the weight as it is.
 
-use super::context::lock;
 use super::events::{Event, Stream};
 use super::ops::can_pack;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, MIN_PACKED_BYTES, RepackDelays, next_layout_version};
 use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use crate::tensor::{DType, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
-
-/// Smallest weight worth packing, in bytes. Packed weights share no byte, so the maps of a memory have at most one entry per this
-/// many bytes.
-const MIN_PACKED_BYTES: u64 = 16 << 10;
 
 /// Loads of packed weights are this wide, in bytes: groups of rows are multiples of it.
 const LOAD_BYTES: u64 = 16;
 
 /// Largest group in bytes: it is converted within the shared memory of one block of threads (PACK_SHARED_BYTES of kernels/mul_mat.cu).
 const MAX_GROUP_BYTES: u64 = 48 << 10;
-
-/// Runs in which a weight stays unpacked after its first conversion from packed to rows, and the most of later ones.
-const FIRST_REPACK_DELAY: u32 = 16;
-const MAX_REPACK_DELAY: u32 = 1024;
 
 /// How rows of a type and length are packed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +74,7 @@ impl PackedSpan {
         }
         let layout = PackedLayout { dtype, row_bytes: tensor.row_bytes() as u64 };
         let bytes = tensor.extent() as u64;
-        let fits = bytes >= MIN_PACKED_BYTES
+        let fits = bytes >= MIN_PACKED_BYTES as u64
             && layout.group_bytes() <= MAX_GROUP_BYTES
             && (tensor.ne()[1] as u64).is_multiple_of(layout.group_rows());
         fits.then_some(PackedSpan { range: 0..bytes, layout })
@@ -111,42 +100,25 @@ impl PackedSpan {
     }
 }
 
-/// A range that was unpacked: for the next runs it is not packed.
-#[derive(Debug)]
-struct RepackDelay {
-    end: u64,
-    /// Runs of the delay; the next one is twice as long.
-    runs: u32,
-    /// Runs that are left.
-    left: u32,
-}
-
 /// Which ranges of a memory are packed, and which may not be packed for now. Plain data.
 #[derive(Debug)]
 pub(super) struct LayoutMap {
     /// Packed spans by their first byte; disjoint.
     packed: BTreeMap<u64, PackedSpan>,
-    /// By their first byte; disjoint.
-    delays: BTreeMap<u64, RepackDelay>,
+    delays: RepackDelays,
     /// Changes with the map, and is unique in the process.
     version: u64,
 }
 
 impl Default for LayoutMap {
     fn default() -> LayoutMap {
-        LayoutMap { packed: BTreeMap::new(), delays: BTreeMap::new(), version: next_version() }
+        LayoutMap { packed: BTreeMap::new(), delays: RepackDelays::default(), version: next_layout_version() }
     }
 }
 
-fn next_version() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
-}
-
-/// The keys of a map of disjoint ranges that overlap `range`; `end` returns the end of a value's range.
-fn overlapping<T>(map: &BTreeMap<u64, T>, range: &Range<u64>, end: impl Fn(&T) -> u64) -> Vec<u64> {
-    let before = map.range(..range.start).next_back().filter(|(_, value)| end(value) > range.start);
-    before.into_iter().chain(map.range(range.clone())).map(|(&start, _)| start).collect()
+/// A range of a memory as [`RepackDelays`] has it.
+fn to_usize(range: &Range<u64>) -> Range<usize> {
+    range.start as usize..range.end as usize
 }
 
 impl LayoutMap {
@@ -163,61 +135,45 @@ impl LayoutMap {
 
     /// The packed spans that overlap a range.
     pub(super) fn packed_in(&self, range: &Range<u64>) -> Vec<PackedSpan> {
-        if self.packed.is_empty() || range.is_empty() {
+        if range.is_empty() {
             return Vec::new();
         }
-        let keys = overlapping(&self.packed, range, |span| span.range.end);
-        keys.iter().filter_map(|key| self.packed.get(key).cloned()).collect()
+        let before = self.packed.range(..range.start).next_back().filter(|(_, span)| span.range.end > range.start);
+        before.into_iter().chain(self.packed.range(range.clone())).map(|(_, span)| span.clone()).collect()
     }
 
     /// Whether a span may be packed now: nothing in it is packed, and no delay is left. Counts the run, which wants it packed.
     pub(super) fn try_begin_pack(&mut self, span: &PackedSpan) -> bool {
-        let mut is_delayed = false;
-        for key in overlapping(&self.delays, &span.range, |delay| delay.end) {
-            if let Some(delay) = self.delays.get_mut(&key)
-                && delay.left > 0
-            {
-                delay.left -= 1;
-                is_delayed = true;
-            }
-        }
+        let range = to_usize(&span.range);
+        let is_delayed = self.delays.is_delayed(&range);
+        self.delays.count_run(&range);
         !is_delayed && self.packed_in(&span.range).is_empty()
     }
 
     /// Records that a span is packed now.
     pub(super) fn set_packed(&mut self, span: PackedSpan) {
-        self.version = next_version();
+        self.version = next_layout_version();
         self.packed.insert(span.range.start, span);
     }
 
     /// Records that a packed span holds rows now, because something needed rows.
     pub(super) fn set_unpacked(&mut self, span: &PackedSpan) {
-        self.version = next_version();
+        self.version = next_layout_version();
         self.packed.remove(&span.range.start);
-        let Range { start, end } = span.range;
-        let earlier = overlapping(&self.delays, &span.range, |delay| delay.end);
-        let runs = earlier.iter().filter_map(|key| self.delays.remove(key)).map(|delay| delay.runs).max();
-        let runs = runs.map_or(FIRST_REPACK_DELAY, |runs| runs.saturating_mul(2).min(MAX_REPACK_DELAY));
-        self.delays.insert(start, RepackDelay { end, runs, left: runs });
+        let range = to_usize(&span.range);
+        self.delays.begin(range.clone());
+        self.delays.finish(&range);
     }
 
-    /// Forgets what was within a range, whose bytes are all written. Spans and delays that reach beyond it stay.
+    /// Forgets what was within a range, whose bytes are all written. Spans that reach beyond it stay.
     pub(super) fn overwrite(&mut self, range: &Range<u64>) {
-        let inside = |start: u64, end: u64| range.start <= start && end <= range.end;
-        let before = self.packed.len();
-        for key in overlapping(&self.packed, range, |span| span.range.end) {
-            if self.packed.get(&key).is_some_and(|span| inside(key, span.range.end)) {
-                self.packed.remove(&key);
+        for span in self.packed_in(range) {
+            if range.start <= span.range.start && span.range.end <= range.end {
+                self.packed.remove(&span.range.start);
+                self.version = next_layout_version();
             }
         }
-        if self.packed.len() != before {
-            self.version = next_version();
-        }
-        for key in overlapping(&self.delays, range, |delay| delay.end) {
-            if self.delays.get(&key).is_some_and(|delay| inside(key, delay.end)) {
-                self.delays.remove(&key);
-            }
-        }
+        self.delays.forget(&to_usize(range));
     }
 
     /// Whether nothing is packed and nothing delayed.
@@ -329,6 +285,7 @@ impl MemoryLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::FIRST_REPACK_DELAY;
     use std::collections::BTreeSet;
 
     fn tensor(dtype: DType, ne: [usize; 4]) -> TensorDesc {
@@ -405,20 +362,16 @@ mod tests {
     fn what_was_unpacked_stays_so_for_a_while() {
         let mut map = LayoutMap::default();
         let weight = span(DType::Q4_K, [256, 128, 1, 1], 0);
-        let mut delay = FIRST_REPACK_DELAY;
-        for _ in 0..10 {
+        let unpack = |map: &mut LayoutMap| {
             assert!(map.try_begin_pack(&weight));
             map.set_packed(weight.clone());
             map.set_unpacked(&weight);
-            for run in 0..delay {
-                assert!(!map.try_begin_pack(&weight), "run {run} of {delay}");
-            }
-            delay = (2 * delay).min(MAX_REPACK_DELAY);
+        };
+        unpack(&mut map);
+        for run in 0..FIRST_REPACK_DELAY {
+            assert!(!map.try_begin_pack(&weight), "run {run}");
         }
-        map.set_packed(weight.clone());
-        map.set_unpacked(&weight);
-        map.overwrite(&(1..weight.range.end));
-        assert!(!map.try_begin_pack(&weight), "a part was overwritten");
+        unpack(&mut map);
         map.overwrite(&weight.range);
         assert!(map.try_begin_pack(&weight), "an upload ends the delay");
         assert!(map.is_empty());

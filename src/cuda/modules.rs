@@ -5,10 +5,11 @@
 //! modules of a program in parallel, and `precompile` those that a device is likely to need.
 #![allow(unsafe_code)]
 
-use super::context::{DeviceContext, PrimaryContext, lock};
+use super::context::{DeviceContext, PrimaryContext};
 use super::kernel::{IMAGES, KernelEntry, KernelLaunch, LoadedLaunch, PtxImage, find_entry};
 use super::programmatic::with_grid_waits;
 use crate::device::{DeviceError, ModuleLoad, Reservation};
+use crate::poison::lock;
 use cudarc::driver::{result, sys};
 use flate2::read::ZlibDecoder;
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -5,12 +5,13 @@
 //! copies between the two go through the host.
 #![allow(unsafe_code)]
 
-use super::context::{DeviceContext, lock};
+use super::context::DeviceContext;
 use super::copy::copy_peer;
 use super::driver::describe;
 use super::memory::DeviceMemory;
 use super::pinned::PinnedArena;
 use crate::device::DeviceError;
+use crate::poison::lock;
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

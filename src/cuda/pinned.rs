@@ -4,8 +4,9 @@
 //! transfers take blocks from it: first fit, since few blocks exist at a time.
 #![allow(unsafe_code)]
 
-use super::context::{PrimaryContext, lock};
+use super::context::PrimaryContext;
 use crate::device::{DeviceError, HostBuffer, Reservation};
+use crate::poison::lock;
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;

@@ -6,9 +6,10 @@
 //! adds its own, in front of them: matrix products take the longest to compile and are used first. A program that needs a
 //! module earlier compiles it itself, or waits for the thread that does.
 
-use super::context::{DeviceContext, lock};
+use super::context::DeviceContext;
 use super::kernel::PtxImage;
 use super::ops::{MIN_MMA_CAPABILITY, can_pack};
+use crate::poison::lock;
 use crate::tensor::DType;
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZero;

@@ -2,7 +2,7 @@
 //! replay each segment as one CUDA graph, so that a program below a slice is one launch.
 
 use super::commands::EventNumbers;
-use super::context::{DeviceContext, lock};
+use super::context::DeviceContext;
 use super::estimate::{Segment, cut_into_segments};
 use super::event_timeline::EventTimeline;
 use super::events::Stream;
@@ -18,6 +18,7 @@ use super::turns::StreamStatus;
 use crate::device::{DeviceError, MemoryBudget, Region, Reservation, SLICE};
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::MAX_SRC;
+use crate::poison::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;

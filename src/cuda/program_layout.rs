@@ -1,7 +1,7 @@
 //! What a program needs of the layout of its memory: which tensors it can read packed, and what it reads and writes in rows.
 
-use super::context::lock;
 use super::layout::{LayoutMap, PackedSpan};
+use crate::poison::lock;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 

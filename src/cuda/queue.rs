@@ -18,7 +18,7 @@ use super::memory::DeviceMemory;
 use super::program::CudaProgram;
 use crate::device::{
     CommandChannel, CopyOutcome, DeviceError, MemoryBudget, PendingRead, Program, Queue, QueueAborter, Region,
-    Timeline, TimelinePoint, UploadSource,
+    Timeline, TimelinePoint, UploadSource, check_copy,
 };
 use crate::tensor::TensorDesc;
 use std::ops::Range;
@@ -131,11 +131,7 @@ impl Queue for CudaQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.own_memory(&dst)?;
         tensor.into_iter().for_each(|tensor| self.context.precompiler.add_type(&self.context, tensor.dtype()));
-        if let UploadSource::Borrowed(bytes) = &src
-            && bytes.len() as u64 != dst.bytes()
-        {
-            return Err(DeviceError::Misuse("an upload and its region differ in size"));
-        }
+        src.check_size(dst.bytes())?;
         if let Some(executor) = self.executor_if_idle() {
             return executor.submit(|executor| executor.upload(&dst, src));
         }
@@ -145,14 +141,7 @@ impl Queue for CudaQueue {
         let (Ok(_reservation), true) = (reservation, dst.bytes() <= QUEUE_UPLOAD_BYTES) else {
             return self.wait_for_executor()?.submit(|executor| executor.upload(&dst, src));
         };
-        let bytes = match src {
-            UploadSource::Borrowed(bytes) => bytes.to_vec(),
-            UploadSource::Writer(fill) => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                bytes
-            }
-        };
+        let bytes = src.into_bytes(dst.bytes())?;
         self.hold(CudaCommand::Upload { dst, bytes, _reservation })
     }
 
@@ -220,9 +209,7 @@ impl Queue for CudaQueue {
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
         self.own_memory(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         if memory(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }
@@ -239,11 +226,7 @@ impl Queue for CudaQueue {
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         let compiled = program.compiled::<CudaProgram>().filter(|compiled| compiled.is_for_device(&self.context));
         let compiled = compiled.ok_or(DeviceError::Misuse("a program of another device"))?;
-        let slots = program.graph().slot_sizes();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
+        program.check_bindings(bindings)?;
         compiled.check_bindings(&self.context, bindings)?;
         match self.executor_if_idle() {
             Some(executor) => executor.submit(|executor| executor.run(program, bindings, 0, || false)).map(|_| ()),

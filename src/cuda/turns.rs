@@ -17,9 +17,9 @@
 //! The earlier work may wait for other queues, whose work is submitted, so it ends by itself. A thread that waits for a turn checks
 //! whether its queue was aborted; a failed driver call ends its turn, and the next one.
 
-use super::context::lock;
 use crate::device::{DeviceError, FairQueue, FlowKeys, MemoryBudget, RECENT, SLICE};
 use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::sync::{Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@
 
 use super::queue_threads::{Lane, QueueThreads, RunCommands, Turn};
 use super::{CallbackRegistration, DeviceError, MemoryBudget, TimelinePoint};
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -122,7 +122,7 @@ impl<X: Executor> CommandChannel<X> {
 
     /// Takes the executor back if all commands sent so far are done. Does not block.
     pub(crate) fn take_executor_if_idle(&self) -> Option<Box<X>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.pending.is_empty() { state.executor.take() } else { None }
     }
 
@@ -131,7 +131,7 @@ impl<X: Executor> CommandChannel<X> {
     /// # Errors
     /// [`DeviceError::Ended`] when the channel is closed; [`DeviceError::Deadline`] when the deadline passes first.
     pub(crate) fn wait_idle(&self, deadline: Instant) -> Result<Box<X>, DeviceError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if state.pending.is_empty()
                 && let Some(executor) = state.executor.take()
@@ -155,7 +155,7 @@ impl<X: Executor> CommandChannel<X> {
     /// # Errors
     /// [`DeviceError::Ended`] when the channel is closed.
     pub(crate) fn send(&self, command: X::Command, executor: &mut Option<Box<X>>) -> Result<(), DeviceError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while state.pending.len() >= MAX_PENDING_COMMANDS
             || (state.pending_bytes > 0 && state.pending_bytes + command.staged_bytes() > MAX_PENDING_BYTES)
         {
@@ -183,7 +183,7 @@ impl<X: Executor> CommandChannel<X> {
     /// Closes the channel, from any thread: drops the pending commands, and the executor unless the submitter or a thread holds
     /// it. A thread drops it after the command that it runs.
     pub(crate) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.closed = true;
         if let Some(this) = self.this.upgrade() {
             // Under the channel's lock: a thread that schedules the channel holds it too, and finds the channel closed later.
@@ -220,7 +220,7 @@ impl<X: Executor> CommandChannel<X> {
                 channel.unpark(parking);
             }
         });
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let is_parked = state.parkings == parking && !state.closed;
         let unneeded = if !is_parked {
             Some(registration)
@@ -237,7 +237,7 @@ impl<X: Executor> CommandChannel<X> {
 
     /// Schedules the channel if it has not been since it was parked for the `parking`th time.
     fn unpark(&self, parking: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.parkings == parking && !state.closed {
             state.parkings += 1;
             let registration = state.parked.take();
@@ -252,11 +252,6 @@ impl<X: Executor> CommandChannel<X> {
         if std::mem::take(&mut state.submitter_waiting) {
             self.space_or_idle.notify_one();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ChannelState<X>> {
-        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unpoisoned()
     }
 }
 
@@ -280,7 +275,7 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
     }
 
     fn run_commands(self: Arc<Self>, turn: Turn) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let Some(mut executor) = state.executor.take() else { return };
         while let Some(lane) = state.next_lane() {
             // Short commands behind a long one run on its thread too.
@@ -293,7 +288,7 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
             self.wake_submitter(&mut state);
             drop(state);
             let outcome = catch_unwind(AssertUnwindSafe(|| executor.execute(command, &turn)));
-            state = self.lock();
+            state = lock(&self.state);
             if state.closed {
                 drop(state);
                 // Dropping the executor fails the timeline.

@@ -24,7 +24,7 @@
 use super::{
     Buffer, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryBudget, MemoryInfo,
     PeerCopies, PendingRead, Program, Queue, Region, Support, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
-    Unsupported, UploadSource,
+    Unsupported, UploadSource, check_copy,
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, OpCode};
@@ -179,21 +179,11 @@ struct NoopQueue {
     timeline: Arc<Timeline>,
 }
 
-impl NoopQueue {
-    /// Fails for a region of another device.
-    fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
-        let own = region.buffer().device() == self.info.id;
-        if own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
-    }
-}
-
 impl Queue for NoopQueue {
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        self.check_own(&dst)?;
+        dst.check_device(self.info.id)?;
+        src.check_size(dst.bytes())?;
         match src {
-            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                Err(DeviceError::Misuse("an upload and its region differ in size"))
-            }
             UploadSource::Borrowed(_) => Ok(()),
             // The writer runs as on any device, because tests check its errors and its calls.
             UploadSource::Writer(write) => {
@@ -212,12 +202,12 @@ impl Queue for NoopQueue {
     }
 
     fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
-        self.check_own(&src)?;
+        src.check_device(self.info.id)?;
         Ok(PendingRead::ready(vec![0; src.bytes() as usize]))
     }
 
     fn fill(&mut self, dst: Region, _: u8) -> Result<(), DeviceError> {
-        self.check_own(&dst)
+        dst.check_device(self.info.id)
     }
 
     fn copy_from(
@@ -226,10 +216,8 @@ impl Queue for NoopQueue {
         dst: Region,
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
-        self.check_own(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        dst.check_device(self.info.id)?;
+        check_copy(&src, &dst)?;
         let Some(NoopMemory(from)) = src.buffer().memory() else { return Ok(CopyOutcome::Unreachable) };
         if from.domain != self.info.domain && !(self.copies_from)(from) {
             return Ok(CopyOutcome::Unreachable);
@@ -242,12 +230,8 @@ impl Queue for NoopQueue {
         if program.compiled::<NoopProgram>().is_none() {
             return Err(DeviceError::Misuse("a program of another device"));
         }
-        let slots = program.graph().slot_sizes();
-        let fits = |(region, &bytes): (&Region, &usize)| region.bytes() >= bytes as u64;
-        if bindings.len() != slots.len() || !bindings.iter().zip(slots).all(fits) {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
-        bindings.iter().try_for_each(|region| self.check_own(region))
+        program.check_bindings(bindings)?;
+        bindings.iter().try_for_each(|region| region.check_device(self.info.id))
     }
 
     fn mark(&mut self) -> TimelinePoint {

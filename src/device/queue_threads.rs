@@ -23,11 +23,11 @@
 use super::fair_queue::{FairQueue, FlowKeys, MIN_TURN, SLICE};
 use super::timeline::POLL_INTERVAL;
 use super::{DeviceActivity, MemoryBudget};
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -58,8 +58,8 @@ struct StopOnDrop(Arc<Lanes>);
 /// What the threads, and the channels that they serve, share.
 pub(super) struct Lanes {
     state: Mutex<LanesState>,
-    short: LaneSignals,
-    long: LaneSignals,
+    /// By [`Lane`].
+    signals: [LaneSignals; 2],
     /// Time of all turns that have ended, in nanoseconds.
     busy_nanos: AtomicU64,
 }
@@ -93,8 +93,8 @@ impl LaneSignals {
 }
 
 struct LanesState {
-    short: LaneState,
-    long: LaneState,
+    /// By [`Lane`].
+    lanes: [LaneState; 2],
     /// Channels whose next command waits for a point that has to be polled. They return to the short lane at `next_poll`.
     polled: Vec<Arc<dyn RunCommands>>,
     next_poll: Option<Instant>,
@@ -178,12 +178,10 @@ impl QueueThreads {
             turns: 0,
             max_turns,
         };
-        let state =
-            LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
+        let state = LanesState { lanes: [lane(short), lane(1)], polled: Vec::new(), next_poll: None, stopped: false };
         let lanes = Lanes {
             state: Mutex::new(state),
-            short: LaneSignals::new(),
-            long: LaneSignals::new(),
+            signals: [LaneSignals::new(), LaneSignals::new()],
             busy_nanos: AtomicU64::new(0),
         };
         let threads = QueueThreads(Arc::new(StopOnDrop(Arc::new(lanes))));
@@ -200,13 +198,13 @@ impl QueueThreads {
         let waiting = |signals: &LaneSignals| signals.waiting.load(Ordering::Relaxed);
         DeviceActivity {
             busy: Duration::from_nanos(lanes.busy_nanos.load(Ordering::Relaxed)),
-            waiting: waiting(&lanes.short) + waiting(&lanes.long),
+            waiting: lanes.signals.iter().map(waiting).sum(),
         }
     }
 
     /// A turn for the calling thread. `None`: others wait, or as many as may have one have a turn.
     pub(crate) fn try_begin(&self, lane: Lane, session: &Arc<MemoryBudget>) -> Option<Turn> {
-        let mut state = self.lanes().lock();
+        let mut state = lock(&self.lanes().state);
         let state = state.lane(lane);
         if state.waiting.len() > 0 || state.turns >= state.max_turns {
             return None;
@@ -243,9 +241,8 @@ impl QueueThreads {
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         // The threads are not joined: the last reference to a device may be dropped by one of them.
-        self.0.lock().stopped = true;
-        self.0.short.changed.notify_all();
-        self.0.long.changed.notify_all();
+        lock(&self.0.state).stopped = true;
+        self.0.signals.iter().for_each(|signals| signals.changed.notify_all());
     }
 }
 
@@ -257,7 +254,7 @@ impl Lanes {
     }
 
     fn push(self: &Arc<Self>, lane: Lane, keys: FlowKeys, waiter: Waiter) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.enqueue(&mut state, lane, keys, waiter);
         self.give_turns(&mut state, lane);
     }
@@ -304,12 +301,12 @@ impl Lanes {
 
     /// Puts a channel back into the short lane at the next poll. The caller makes sure that it stands in no lane.
     pub(super) fn schedule_poll(&self, channel: Arc<dyn RunCommands>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.polled.push(channel);
         state.next_poll.get_or_insert_with(|| Instant::now() + POLL_INTERVAL);
         self.store_waiting(&mut state, Lane::Short);
         drop(state);
-        self.short.changed.notify_one();
+        self.signals(Lane::Short).changed.notify_one();
     }
 
     /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
@@ -317,7 +314,7 @@ impl Lanes {
     pub(super) fn remove(self: &Arc<Self>, channel: &Arc<dyn RunCommands>) {
         let keys = channel.session().flow_keys();
         let is_same = |waiter: &Waiter| matches!(waiter, Waiter::Channel(other) if Arc::ptr_eq(other, channel));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.polled.retain(|c| !Arc::ptr_eq(c, channel));
         for lane in [Lane::Short, Lane::Long] {
             let of_lane = state.lane(lane);
@@ -337,7 +334,7 @@ impl Lanes {
     fn end_turn(self: &Arc<Self>, lane: Lane, session: &MemoryBudget, time: Duration) {
         session.add_device_time(time);
         self.busy_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;
         let now = Instant::now();
@@ -349,7 +346,7 @@ impl Lanes {
     }
 
     fn serve(self: &Arc<Self>, lane: Lane) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !state.stopped {
             if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= Instant::now()) {
                 state.next_poll = None;
@@ -366,7 +363,7 @@ impl Lanes {
                 if catch_unwind(AssertUnwindSafe(|| channel.run_commands(turn))).is_err() {
                     log::error!("bug in fanout: a thread of a device's queues panicked");
                 }
-                state = self.lock();
+                state = lock(&self.state);
                 continue;
             }
             let next_poll = state.next_poll.filter(|_| lane == Lane::Short);
@@ -387,24 +384,13 @@ impl Lanes {
     }
 
     fn signals(&self, lane: Lane) -> &LaneSignals {
-        match lane {
-            Lane::Short => &self.short,
-            Lane::Long => &self.long,
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LanesState> {
-        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unpoisoned()
+        &self.signals[lane as usize]
     }
 }
 
 impl LanesState {
     fn lane(&mut self, lane: Lane) -> &mut LaneState {
-        match lane {
-            Lane::Short => &mut self.short,
-            Lane::Long => &mut self.long,
-        }
+        &mut self.lanes[lane as usize]
     }
 }
 

@@ -6,11 +6,11 @@
 //! download.
 
 use super::DeviceError;
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
@@ -97,7 +97,7 @@ impl Timeline {
     /// smaller value than before is ignored, and so is any value after a failure: the points that it failed stay failed, also
     /// if a thread submits a mark that it has begun before the failure.
     pub fn advance(&self, seq: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.failure.is_some() {
             return;
         }
@@ -111,7 +111,7 @@ impl Timeline {
 
     /// Fails every point that is not yet reached. The first failure is kept; later ones are ignored.
     pub fn fail(&self, error: DeviceError) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let failure = state.failure.get_or_insert(error).clone();
         let callbacks = std::mem::take(&mut state.callbacks);
         drop(state);
@@ -133,12 +133,7 @@ impl Timeline {
 
     /// The queue's sticky failure, if it has failed.
     pub fn failure(&self) -> Option<DeviceError> {
-        self.lock().failure.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TimelineState> {
-        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unpoisoned()
+        lock(&self.state).failure.clone()
     }
 }
 
@@ -170,7 +165,7 @@ impl TimelinePoint {
 
     /// As [`TimelinePoint::poll`], from the timeline's current value alone: does not poll the device.
     fn cached_status(&self) -> Result<bool, DeviceError> {
-        let state = self.timeline.lock();
+        let state = lock(&self.timeline.state);
         if state.done >= self.seq {
             return Ok(true);
         }
@@ -197,7 +192,7 @@ impl TimelinePoint {
     /// else on the thread that advances or fails the timeline. If the timeline's completion source cannot notify, that happens
     /// only when some thread polls or waits. Dropping the returned registration drops a callback that was not called yet.
     pub fn on_reached(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) -> CallbackRegistration {
-        let mut state = self.timeline.lock();
+        let mut state = lock(&self.timeline.state);
         let status = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
         match status {
             None => {
@@ -228,7 +223,7 @@ impl TimelinePoint {
         if !self.timeline.request_notify(self.seq) {
             return self.wait_polling(deadline);
         }
-        let mut state = self.timeline.lock();
+        let mut state = lock(&self.timeline.state);
         loop {
             if state.done >= self.seq {
                 return Ok(());
@@ -305,7 +300,7 @@ impl Drop for CallbackRegistration {
     fn drop(&mut self) {
         let Some((timeline, key)) = self.registered.take() else { return };
         if let Some(timeline) = timeline.upgrade() {
-            let callback = timeline.lock().callbacks.remove(&key);
+            let callback = lock(&timeline.state).callbacks.remove(&key);
             // Dropped outside of the lock: the callback may own the last reference to anything.
             drop(callback);
         }
@@ -463,7 +458,7 @@ mod tests {
         for _ in 0..1000 {
             drop(point.on_reached(|_| unreachable!("its registration was dropped")));
         }
-        assert!(timeline.lock().callbacks.is_empty());
+        assert!(lock(&timeline.state).callbacks.is_empty());
         timeline.advance(1);
     }
 

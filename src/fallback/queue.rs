@@ -9,9 +9,9 @@ use super::Fallback;
 use super::partition::PartitionedGraph;
 use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
-    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, LoadByDigest, LoadOutcome,
-    Membership, MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline,
-    TRANSFER_CHUNK_BYTES, TensorDigest, Timeline, TimelinePoint, UploadSource,
+    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, LoadByDigest, LoadOutcome, Membership,
+    MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, TensorDigest,
+    Timeline, TimelinePoint, UploadSource, check_copy,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
@@ -38,7 +38,6 @@ pub(super) struct FallbackQueue {
 struct PrimaryCapabilities {
     prefault: bool,
     load_by_digest: bool,
-    run_inline: bool,
     collectives: bool,
     aborter: bool,
 }
@@ -48,7 +47,6 @@ impl PrimaryCapabilities {
         PrimaryCapabilities {
             prefault: queue.prefault().is_some(),
             load_by_digest: queue.load_by_digest().is_some(),
-            run_inline: queue.run_inline().is_some(),
             collectives: queue.collectives().is_some(),
             aborter: queue.aborter().is_some(),
         }
@@ -129,21 +127,12 @@ impl FallbackQueue {
     /// Checks that a region is the primary's. Commands for the thread are validated at submission, so that misuse is returned
     /// to the submitter and does not stick to the queue.
     fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
-        let is_own = region.buffer().device() == self.device.primary.info().id;
-        if is_own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
-    }
-
-    fn check_bindings(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
-        let slots = program.graph().slot_sizes();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
-        bindings.iter().try_for_each(|region| self.check_own(region))
+        region.check_device(self.device.primary.info().id)
     }
 
     fn send_program(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        self.check_bindings(program, bindings)?;
+        program.check_bindings(bindings)?;
+        bindings.iter().try_for_each(|region| self.check_own(region))?;
         self.send_to_thread(FallbackCommand::Run { program: program.clone(), bindings: Arc::clone(bindings) })
     }
 
@@ -157,30 +146,20 @@ impl FallbackQueue {
     }
 }
 
-impl ForwardQueue for FallbackQueue {
-    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
-        self.wait_for_primary()
-    }
-
+// Without the adaptor of `ForwardQueue`, which would be one more call on the path of each graph. Its rule holds here too: no
+// method may fall back to the default of the contract.
+#[deny(clippy::missing_trait_methods)]
+impl Queue for FallbackQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         if let Some(primary) = self.primary_if_idle()? {
             return primary.upload(dst, tensor, src);
         }
         self.check_own(&dst)?;
-        if matches!(&src, UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes()) {
-            return Err(DeviceError::Misuse("an upload and its region differ in size"));
-        }
+        src.check_size(dst.bytes())?;
         if dst.bytes() > TRANSFER_CHUNK_BYTES {
             return self.wait_for_primary()?.upload(dst, tensor, src);
         }
-        let bytes = match src {
-            UploadSource::Borrowed(bytes) => bytes.to_vec(),
-            UploadSource::Writer(fill) => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                bytes
-            }
-        };
+        let bytes = src.into_bytes(dst.bytes())?;
         self.send_to_thread(FallbackCommand::Upload { dst, bytes })
     }
 
@@ -198,7 +177,7 @@ impl ForwardQueue for FallbackQueue {
         if let Some(primary) = self.primary_if_idle()? {
             return primary.download_all(srcs);
         }
-        srcs.iter().map(|src| ForwardQueue::download(self, src.clone())).collect()
+        srcs.iter().map(|src| self.download(src.clone())).collect()
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
@@ -224,9 +203,7 @@ impl ForwardQueue for FallbackQueue {
             return Ok(outcome);
         }
         self.check_own(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         // The outcome must be returned now, but the thread holds the primary's queue: rely on the cached result.
         if is_foreign && cached != Some(true) {
             return Ok(CopyOutcome::Unreachable);
@@ -239,6 +216,14 @@ impl ForwardQueue for FallbackQueue {
         let falls_back = self.falls_back(program)?;
         match self.primary_if_idle()? {
             Some(primary) if !falls_back => primary.run(program, bindings),
+            _ => self.send_program(program, bindings),
+        }
+    }
+
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        let falls_back = self.falls_back(program)?;
+        match self.primary_if_idle()? {
+            Some(primary) if !falls_back => primary.run_inline(program, bindings, budget),
             _ => self.send_program(program, bindings),
         }
     }
@@ -275,10 +260,6 @@ impl ForwardQueue for FallbackQueue {
         if self.capabilities.load_by_digest { Some(self) } else { None }
     }
 
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        if self.capabilities.run_inline { Some(self) } else { None }
-    }
-
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
         if self.capabilities.collectives { Some(self) } else { None }
     }
@@ -313,16 +294,6 @@ impl LoadByDigest for FallbackQueue {
         match self.wait_for_primary()?.load_by_digest() {
             Some(disk) => disk.load_by_digest(dst, tensor, wanted, runs),
             None => Ok(PendingRead::ready(LoadOutcome::Missing)),
-        }
-    }
-}
-
-impl RunInline for FallbackQueue {
-    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        let falls_back = self.falls_back(program)?;
-        match self.primary_if_idle()? {
-            Some(primary) if !falls_back => primary.run_inline_or_submit(program, bindings, budget),
-            _ => self.send_program(program, bindings),
         }
     }
 }

@@ -10,9 +10,9 @@ use crate::device::{
     Buffer, Command, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
     PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, Timeline, TimelinePoint, Turn, UploadSource,
 };
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long the secondary device may run a program inline on this thread. During that time, dropping the fallback queue cannot
@@ -68,14 +68,9 @@ struct ParkedState {
 }
 
 impl ParkedQueues {
-    fn lock(&self) -> MutexGuard<'_, ParkedState> {
-        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.0.lock().unpoisoned()
-    }
-
     /// Drops the parked queues, and makes the worker's later waits fail.
     pub(super) fn close(&self) {
-        let mut parked = self.lock();
+        let mut parked = lock(&self.0);
         parked.closed = true;
         let queues = parked.queues.take();
         drop(parked);
@@ -84,12 +79,12 @@ impl ParkedQueues {
 
     /// Whether the fallback queue was dropped or aborted.
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().closed
+        lock(&self.0).closed
     }
 
     /// Registers what an abort of the fallback queue ends. Ends it at once if the queue was dropped or aborted.
     pub(super) fn add_aborter(&self, aborter: QueueAborter) {
-        let mut parked = self.lock();
+        let mut parked = lock(&self.0);
         if parked.closed {
             drop(parked);
             aborter.abort();
@@ -100,7 +95,7 @@ impl ParkedQueues {
 
     /// Aborts the queues of both devices, wherever they are, and makes the worker's later waits fail.
     pub(super) fn abort(&self) {
-        let mut parked = self.lock();
+        let mut parked = lock(&self.0);
         parked.closed = true;
         let aborters = std::mem::take(&mut parked.aborters);
         drop(parked);
@@ -211,7 +206,7 @@ impl Worker {
         }
         self.copy_ranges(&segment.reads, Side::Primary, bindings, &scratch)?;
         let bound = Arc::from([scratch.clone()]);
-        self.submit(Side::Secondary, |queue| queue.run_inline_or_submit(&segment.program, &bound, INLINE_BUDGET))?;
+        self.submit(Side::Secondary, |queue| queue.run_inline(&segment.program, &bound, INLINE_BUDGET))?;
         self.copy_ranges(&segment.writes, Side::Secondary, bindings, &scratch)?;
         self.device.count_secondary_nodes(&segment.ops);
         Ok(())
@@ -311,14 +306,14 @@ impl Worker {
         side: Side,
         wait: impl FnOnce(Option<Instant>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let mut parked = self.parked.lock();
+        let mut parked = lock(&self.parked.0);
         if parked.closed {
             return Err(DeviceError::Ended);
         }
         parked.queues = self.queues.take();
         drop(parked);
         let done = wait(Some(Instant::now() + DEVICE_TIMEOUT));
-        self.queues = self.parked.lock().queues.take();
+        self.queues = lock(&self.parked.0).queues.take();
         done.map_err(|e| self.with_device_name(side, e))
     }
 

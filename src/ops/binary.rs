@@ -1,6 +1,6 @@
 //! ADD, SUB, MUL, DIV: element-wise arithmetic with broadcast. ADD1: adds a number. ADD_ID: adds a row that is selected by index.
 
-use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
+use super::{NodeView, OpCode, OpFamily, OutputSpec, ShapeError, Sources, ensure, plain_ops};
 use crate::tensor::{Capability, DType};
 
 /// An element-wise op of two tensors. These ops have no parameters.
@@ -23,31 +23,7 @@ pub enum Binary {
 }
 
 impl OpFamily for Binary {
-    fn code(&self) -> OpCode {
-        match self {
-            Binary::Add => OpCode::Add,
-            Binary::Add1 => OpCode::Add1,
-            Binary::Sub => OpCode::Sub,
-            Binary::Mul => OpCode::Mul,
-            Binary::Div => OpCode::Div,
-            Binary::AddId => OpCode::AddId,
-        }
-    }
-
-    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
-        Ok(match code {
-            OpCode::Add1 => Binary::Add1,
-            OpCode::Sub => Binary::Sub,
-            OpCode::Mul => Binary::Mul,
-            OpCode::Div => Binary::Div,
-            OpCode::AddId => Binary::AddId,
-            _ => Binary::Add,
-        })
-    }
-
-    fn encode(&self) -> OpParams {
-        OpParams::default()
-    }
+    plain_ops!(Add, Add1, Sub, Mul, Div, AddId);
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         Ok(OutputSpec::like(srcs.required(0)?))

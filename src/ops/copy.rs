@@ -1,6 +1,6 @@
 //! DUP, CPY, CONT: copies of a tensor, with the elements in the same order but possibly another layout, shape or type.
 
-use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
+use super::{NodeView, OpCode, OpFamily, OutputSpec, ShapeError, Sources, ensure, plain_ops};
 use crate::tensor::TensorDesc;
 
 /// A copy of source 0. These ops have no parameters.
@@ -17,25 +17,7 @@ pub enum CopyOp {
 }
 
 impl OpFamily for CopyOp {
-    fn code(&self) -> OpCode {
-        match self {
-            CopyOp::Dup => OpCode::Dup,
-            CopyOp::Cpy => OpCode::Cpy,
-            CopyOp::Cont => OpCode::Cont,
-        }
-    }
-
-    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
-        Ok(match code {
-            OpCode::Dup => CopyOp::Dup,
-            OpCode::Cont => CopyOp::Cont,
-            _ => CopyOp::Cpy,
-        })
-    }
-
-    fn encode(&self) -> OpParams {
-        OpParams::default()
-    }
+    plain_ops!(Cpy, Dup, Cont);
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         let src = srcs.required(0)?;

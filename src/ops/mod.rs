@@ -54,13 +54,15 @@ pub use table::OpCode;
 
 pub(crate) use node::ensure;
 
+use std::ops::Deref;
+
 /// The largest number of sources of a node.
 pub const MAX_SRC: usize = 10;
 
 /// The contract of an op family: wire codec, shape rule, and which sources the destination may share memory with.
 ///
 /// [`OpFamily::check`] is the only validation: kernels rely on everything that it guarantees, and check nothing but data.
-pub trait OpFamily: Sized {
+pub trait OpFamily {
     /// The op code.
     fn code(&self) -> OpCode;
 
@@ -68,7 +70,9 @@ pub trait OpFamily: Sized {
     ///
     /// # Errors
     /// [`ParamError`] for a value that the op does not define.
-    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError>;
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError>
+    where
+        Self: Sized;
 
     /// Encodes the parameters as op_params; the inverse of [`OpFamily::decode`].
     fn encode(&self) -> OpParams;
@@ -117,6 +121,31 @@ pub trait OpFamily: Sized {
         node.dst.rows()
     }
 }
+
+/// [`OpFamily::code`], [`OpFamily::decode`] and [`OpFamily::encode`] of a family without parameters, whose variants have the names of
+/// their op codes.
+macro_rules! plain_ops {
+    ($($code:ident),+) => {
+        fn code(&self) -> OpCode {
+            match self {
+                $(Self::$code => OpCode::$code),+
+            }
+        }
+
+        fn decode(code: OpCode, _: &super::OpParams) -> Result<Self, super::ParamError> {
+            match code {
+                $(OpCode::$code => Ok(Self::$code),)+
+                // The table of families calls it with these codes only.
+                _ => Err(super::ParamError::new(code, 0, "op", code as i32, "one of the family")),
+            }
+        }
+
+        fn encode(&self) -> super::OpParams {
+            super::OpParams::default()
+        }
+    };
+}
+pub(crate) use plain_ops;
 
 /// A row of the family table.
 #[derive(Clone, Copy, Debug)]
@@ -211,7 +240,7 @@ macro_rules! families {
             }
         }
 
-        /// An op that computes, with its typed parameters, by family.
+        /// An op that computes, with its typed parameters, by family. It has the methods of [`OpFamily`].
         #[derive(Clone, Debug, PartialEq)]
         #[non_exhaustive]
         pub enum Op {
@@ -234,61 +263,13 @@ macro_rules! families {
                     _ => Ok(None),
                 }
             }
+        }
 
-            /// The op code.
-            pub fn code(&self) -> OpCode {
-                match self { $(Op::$family(f) => f.code(),)+ }
-            }
+        impl Deref for Op {
+            type Target = dyn OpFamily;
 
-            /// Encodes the parameters as op_params.
-            pub fn encode(&self) -> OpParams {
-                match self { $(Op::$family(f) => f.encode(),)+ }
-            }
-
-            /// Shape inference: see [`OpFamily::infer`].
-            ///
-            /// # Errors
-            /// As [`OpFamily::infer`].
-            pub fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
-                match self { $(Op::$family(f) => f.infer(srcs),)+ }
-            }
-
-            /// Checks the op's shape rule, which kernels rely on: see [`OpFamily::check`].
-            ///
-            /// # Errors
-            /// [`ShapeError`] names the violated rule.
-            pub fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
-                match self { $(Op::$family(f) => f.check(node),)+ }
-            }
-
-            /// In-place execution: whether the destination may have exactly the memory of source `i`, with the same layout.
-            pub fn in_place(&self, i: usize) -> bool {
-                match self { $(Op::$family(f) => f.in_place(i),)+ }
-            }
-
-            /// Whether source `i` is not read and only names the memory that the destination writes.
-            pub fn writes_onto(&self, i: usize) -> bool {
-                match self { $(Op::$family(f) => f.writes_onto(i),)+ }
-            }
-
-            /// Whether the node also writes source `i`: see [`OpFamily::updates`].
-            pub fn updates(&self, i: usize) -> bool {
-                match self { $(Op::$family(f) => f.updates(i),)+ }
-            }
-
-            /// Whether some elements of the destination keep the value that they had before the node.
-            pub fn keeps_rest(&self) -> bool {
-                match self { $(Op::$family(f) => f.keeps_rest(),)+ }
-            }
-
-            /// Whether source `i` may have no elements although the destination has some.
-            pub fn may_be_empty(&self, i: usize) -> bool {
-                match self { $(Op::$family(f) => f.may_be_empty(i),)+ }
-            }
-
-            /// The batch size of a node: see [`OpFamily::batch`].
-            pub fn batch(&self, node: &NodeView<'_>) -> usize {
-                match self { $(Op::$family(f) => f.batch(node),)+ }
+            fn deref(&self) -> &Self::Target {
+                match self { $(Op::$family(f) => f,)+ }
             }
         }
 

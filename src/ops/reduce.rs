@@ -1,6 +1,6 @@
 //! SUM, SUM_ROWS, MEAN, ARGMAX, COUNT_EQUAL: reductions to one value. CUMSUM: prefix sums.
 
-use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
+use super::{NodeView, OpCode, OpFamily, OutputSpec, ShapeError, Sources, ensure, plain_ops};
 use crate::tensor::DType;
 
 /// A reduction of a tensor `[ne0, ne1, ne2, ne3]`. These ops have no parameters.
@@ -23,31 +23,7 @@ pub enum Reduce {
 }
 
 impl OpFamily for Reduce {
-    fn code(&self) -> OpCode {
-        match self {
-            Reduce::Sum => OpCode::Sum,
-            Reduce::SumRows => OpCode::SumRows,
-            Reduce::Cumsum => OpCode::Cumsum,
-            Reduce::Mean => OpCode::Mean,
-            Reduce::Argmax => OpCode::Argmax,
-            Reduce::CountEqual => OpCode::CountEqual,
-        }
-    }
-
-    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
-        Ok(match code {
-            OpCode::SumRows => Reduce::SumRows,
-            OpCode::Cumsum => Reduce::Cumsum,
-            OpCode::Mean => Reduce::Mean,
-            OpCode::Argmax => Reduce::Argmax,
-            OpCode::CountEqual => Reduce::CountEqual,
-            _ => Reduce::Sum,
-        })
-    }
-
-    fn encode(&self) -> OpParams {
-        OpParams::default()
-    }
+    plain_ops!(Sum, SumRows, Cumsum, Mean, Argmax, CountEqual);
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         let x = srcs.required(0)?;

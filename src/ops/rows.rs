@@ -1,6 +1,6 @@
 //! GET_ROWS and SET_ROWS: gather and scatter of rows by index.
 
-use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
+use super::{NodeView, OpCode, OpFamily, OutputSpec, ShapeError, Sources, ensure, plain_ops};
 use crate::tensor::DType;
 
 /// Reads or writes of rows by index. These ops have no parameters.
@@ -16,20 +16,7 @@ pub enum Rows {
 }
 
 impl OpFamily for Rows {
-    fn code(&self) -> OpCode {
-        match self {
-            Rows::GetRows => OpCode::GetRows,
-            Rows::SetRows => OpCode::SetRows,
-        }
-    }
-
-    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
-        Ok(if code == OpCode::GetRows { Rows::GetRows } else { Rows::SetRows })
-    }
-
-    fn encode(&self) -> OpParams {
-        OpParams::default()
-    }
+    plain_ops!(SetRows, GetRows);
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         match self {

@@ -1,6 +1,6 @@
 //! CROSS_ENTROPY_LOSS and its gradient; OPT_STEP_ADAMW and OPT_STEP_SGD, the steps of the optimisers.
 
-use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
+use super::{NodeView, OpCode, OpFamily, OutputSpec, ShapeError, Sources, ensure, plain_ops};
 use crate::tensor::DType;
 
 /// An op of training. These ops have no parameters in op_params; all tensors are F32.
@@ -34,27 +34,7 @@ impl Training {
 }
 
 impl OpFamily for Training {
-    fn code(&self) -> OpCode {
-        match self {
-            Training::CrossEntropyLoss => OpCode::CrossEntropyLoss,
-            Training::CrossEntropyLossBack => OpCode::CrossEntropyLossBack,
-            Training::OptStepAdamw => OpCode::OptStepAdamw,
-            Training::OptStepSgd => OpCode::OptStepSgd,
-        }
-    }
-
-    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
-        Ok(match code {
-            OpCode::CrossEntropyLossBack => Training::CrossEntropyLossBack,
-            OpCode::OptStepAdamw => Training::OptStepAdamw,
-            OpCode::OptStepSgd => Training::OptStepSgd,
-            _ => Training::CrossEntropyLoss,
-        })
-    }
-
-    fn encode(&self) -> OpParams {
-        OpParams::default()
-    }
+    plain_ops!(CrossEntropyLoss, CrossEntropyLossBack, OptStepAdamw, OptStepSgd);
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         Ok(match self {

@@ -1,52 +1,38 @@
-//! Backends: the kinds of local devices. Each implements [`Backend`] and is listed in [`backends`].
+//! Backends: the kinds of local devices. Each is a function `detect`, which [`backends`] calls.
 
 pub(super) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(not(feature = "cuda"))]
-mod cuda_disabled;
 
-#[cfg(not(feature = "cuda"))]
-use self::cuda_disabled as cuda;
-use super::{DeviceEntry, DeviceOrigin, Options, RegistryError};
-use crate::device::{Device, DeviceError, DeviceKind, MemoryBudget, ModuleLoad};
+use super::{DeviceEntry, Options, RegistryError};
+use crate::device::{Device, DeviceError, MemoryBudget, ModuleLoad};
 use std::fmt::Debug;
 use std::sync::Arc;
 
+/// A kind of local device, and the devices of the machine.
+pub(super) struct Backend {
+    /// The prefix of its devices' names (`CUDA`, `CPU`). Registered devices may not have this name, with or without a number.
+    pub(super) name_prefix: &'static str,
+    /// The devices, including unusable ones, none of them open; or the reason why there are none: the missing component and how to
+    /// install it. The registry drops the numbers of all backends but the first with numbered devices.
+    pub(super) devices: Result<Vec<DeviceEntry>, String>,
+}
+
 /// The backends of this build, in the order in which their devices are listed. The CPU is last, because it is the default only
 /// if no other device is usable.
-pub(super) fn backends() -> Vec<Box<dyn Backend>> {
-    vec![Box::new(cuda::Cuda::detect()), Box::new(cpu::Cpu)]
-}
-
-/// A kind of local device: enumerates its devices.
-pub(super) trait Backend {
-    /// The prefix of its devices' names (`CUDA`, `CPU`). Registered devices may not have this name, with or without a number.
-    fn name_prefix(&self) -> &'static str;
-
-    /// The devices of the machine, including unusable ones. Opens none of them.
-    fn enumerate(&self) -> Vec<FoundDevice>;
-
-    /// The reason why the machine has no device of this backend: the missing component and how to install it. `None` if it has
-    /// devices, usable or not.
-    fn missing_reason(&self) -> Option<String> {
-        None
-    }
-}
-
-/// A device that a backend has enumerated.
-pub(super) struct FoundDevice {
-    /// Name in lists: the prefix, and a number if the machine may have several such devices.
-    pub(super) name: String,
-    /// Text for users.
-    pub(super) description: String,
-    pub(super) kind: DeviceKind,
-    /// The number by which a list may also name the device. The registry drops the numbers of all backends but the first in
-    /// [`backends`] with numbered devices.
-    pub(super) number: Option<usize>,
-    /// The reason why the device cannot be opened, if it is unusable.
-    pub(super) unusable: Option<String>,
-    pub(super) opener: Arc<dyn DeviceOpener>,
+pub(super) fn backends() -> Vec<Backend> {
+    #[cfg(feature = "cuda")]
+    let cuda = cuda::detect();
+    #[cfg(not(feature = "cuda"))]
+    let cuda = Backend {
+        name_prefix: "CUDA",
+        devices: Err(
+            "this program is built without CUDA, as every static build is: use the build for glibc, or build it with \
+                      the feature `cuda`"
+                .to_owned(),
+        ),
+    };
+    vec![cuda, cpu::detect()]
 }
 
 /// Opens a device of this machine. May be called several times: each call returns a separate device with a share of the memory.
@@ -78,7 +64,7 @@ pub(super) trait DeviceOpener: Debug + Send + Sync {
 /// Parameters for opening a device.
 pub(super) struct OpenRequest<'a> {
     /// Name of the opened device, distinct from all others of the list.
-    pub(super) name: &'a str,
+    pub(super) name: String,
     /// Number of threads, for devices that compute on host threads.
     pub(super) threads: usize,
     /// Memory limit in bytes; `None` is the free memory minus a margin, divided by `share`.
@@ -90,12 +76,5 @@ pub(super) struct OpenRequest<'a> {
     /// Options of all devices of the list.
     pub(super) options: &'a Options,
     /// Counts the memory of all CPU devices of the list.
-    pub(super) cpu_memory: &'a Arc<MemoryBudget>,
-}
-
-impl From<FoundDevice> for DeviceEntry {
-    fn from(found: FoundDevice) -> DeviceEntry {
-        let FoundDevice { name, description, kind, number, unusable, opener } = found;
-        DeviceEntry { name, description, kind, unusable, origin: DeviceOrigin::Local { number, opener } }
-    }
+    pub(super) cpu_memory: Arc<MemoryBudget>,
 }

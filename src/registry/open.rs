@@ -80,125 +80,91 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
     if options.memory.len() > 1 && options.memory.len() != entries.len() {
         return Err(RegistryError::MemorySizeCount { sizes: options.memory.len(), devices: entries.len() });
     }
-    let requested: Vec<OpenSpec<'_>> =
-        (0..entries.len()).map(|at| OpenSpec::new(entries, at, &options.memory)).collect::<Result<_, _>>()?;
-    requested.iter().try_for_each(OpenSpec::check_memory)?;
-    let cpus = requested.iter().filter(|device| device.is_local_cpu()).count();
+    let is_cpu =
+        |entry: &DeviceEntry| entry.kind == DeviceKind::Cpu && matches!(entry.origin, DeviceOrigin::Local { .. });
+    // A server has a fallback of its own.
+    let may_need_fallback = |entry: &DeviceEntry| {
+        options.fallback && entry.kind != DeviceKind::Cpu && !matches!(entry.origin, DeviceOrigin::Remote(_))
+    };
+    let cpus = entries.iter().filter(|entry| is_cpu(entry)).count();
     let threads = options.threads.unwrap_or_else(|| (hardware_threads() / cpus.max(1)).max(1));
-    let cpu_memory = MemoryBudget::new(u64::MAX);
-    // The CPU devices first: the first of them is the secondary device of each fallback.
-    let mut cpus = Vec::new();
-    for device in requested.iter().filter(|device| device.is_local_cpu()) {
-        cpus.push(device.open(threads, options, &cpu_memory)?);
+    let alone = OpenRequest {
+        name: "CPU".to_owned(),
+        threads,
+        memory: None,
+        share: 1,
+        shared_limit: None,
+        options,
+        cpu_memory: MemoryBudget::new(u64::MAX),
+    };
+    let mut requests = Vec::with_capacity(entries.len());
+    for at in 0..entries.len() {
+        requests.push((entries[at], request_of(entries, at, &alone)?));
     }
+    // The CPU devices first: the first of them is the secondary device of each fallback.
+    let cpus = requests.iter().filter(|(entry, _)| is_cpu(entry)).map(|(entry, request)| open(entry, request));
+    let cpus = cpus.collect::<Result<Vec<_>, _>>()?;
     let secondary = match cpus.first() {
-        _ if !options.fallback || !requested.iter().any(OpenSpec::may_need_fallback) => None,
+        _ if !entries.iter().any(|entry| may_need_fallback(entry)) => None,
         Some(first) => Some(Arc::clone(first)),
         // While the fallback has no nodes for it, this device costs a few sleeping threads.
-        None => Some(Cpu.open(&OpenRequest {
-            name: "CPU",
-            threads,
-            memory: None,
-            share: 1,
-            shared_limit: None,
-            options,
-            cpu_memory: &cpu_memory,
-        })?),
+        None => Some(Cpu.open(&alone)?),
     };
     let mut cpus = cpus.into_iter();
-    let mut devices = Vec::with_capacity(requested.len());
-    for device in &requested {
-        if device.is_local_cpu() {
+    let mut devices = Vec::with_capacity(requests.len());
+    for (entry, request) in &requests {
+        if is_cpu(entry) {
             devices.extend(cpus.next());
             continue;
         }
-        let opened = device.open(threads, options, &cpu_memory)?;
+        let opened = open(entry, request)?;
         devices.push(match &secondary {
-            Some(secondary) if device.may_need_fallback() => Fallback::new(opened, Arc::clone(secondary)),
+            Some(secondary) if may_need_fallback(entry) => Fallback::new(opened, Arc::clone(secondary)),
             _ => opened,
         });
     }
     Ok(devices)
 }
 
-/// One entry of the list, with its part of the options.
-struct OpenSpec<'a> {
-    entry: &'a DeviceEntry,
-    /// Name of the opened device, unique in the list.
-    name: String,
-    /// Number of entries of the list that are the same device.
-    share: u64,
-    /// Memory limit in bytes; `None`: the backend's default.
-    memory: Option<u64>,
-    /// Sum of the memory limits of the entries that are the same device; `None` as `memory`.
-    shared_limit: Option<u64>,
+/// The request for one entry of the list, with its part of the options; the rest is that of `alone`. Refuses memory limits that the
+/// device can never reach. Memory that is in use now does not count: it may be free later.
+fn request_of<'a>(
+    entries: &[&DeviceEntry],
+    at: usize,
+    alone: &OpenRequest<'a>,
+) -> Result<OpenRequest<'a>, RegistryError> {
+    let (entry, memory) = (entries[at], &alone.options.memory);
+    let same = |among: &[&DeviceEntry]| among.iter().filter(|other| other.is_same_device(entry)).count();
+    let (share, number) = (same(entries), same(&entries[..at]));
+    let name = match (share, &entry.origin) {
+        (1, _) => entry.name.clone(),
+        // CPU0, but CUDA0.0: `CUDA00` would read as another ordinal.
+        (_, DeviceOrigin::Local { .. }) if entry.name.ends_with(|c: char| c.is_ascii_digit()) => {
+            format!("{}.{number}", entry.name)
+        }
+        (_, DeviceOrigin::Local { .. }) => format!("{}{number}", entry.name),
+        (_, DeviceOrigin::Registered(_) | DeviceOrigin::Remote(_)) => {
+            return Err(RegistryError::ListedTwice { name: entry.name.clone() });
+        }
+    };
+    // One size counts for every entry.
+    let limit = |at: usize| memory.get(at).or(memory.last()).copied();
+    let same_at = (0..entries.len()).filter(|&other| entries[other].is_same_device(entry));
+    let (share, shared_limit) = (share as u64, same_at.filter_map(limit).reduce(u64::saturating_add));
+    if let DeviceOrigin::Local { opener, .. } = &entry.origin
+        && let (Some(requested), Some(total)) = (shared_limit, opener.total())
+        && requested > total
+    {
+        return Err(RegistryError::BeyondMachine { name: entry.name.clone(), devices: share, requested, total });
+    }
+    let cpu_memory = Arc::clone(&alone.cpu_memory);
+    Ok(OpenRequest { name, memory: limit(at), share, shared_limit, cpu_memory, ..*alone })
 }
 
-impl<'a> OpenSpec<'a> {
-    fn new(entries: &[&'a DeviceEntry], at: usize, memory: &[u64]) -> Result<OpenSpec<'a>, RegistryError> {
-        let entry = entries[at];
-        let same = |among: &[&DeviceEntry]| among.iter().filter(|other| other.is_same_device(entry)).count();
-        let (share, number) = (same(entries), same(&entries[..at]));
-        let name = match (share, &entry.origin) {
-            (1, _) => entry.name.clone(),
-            // CPU0, but CUDA0.0: `CUDA00` would read as another ordinal.
-            (_, DeviceOrigin::Local { .. }) if entry.name.ends_with(|c: char| c.is_ascii_digit()) => {
-                format!("{}.{number}", entry.name)
-            }
-            (_, DeviceOrigin::Local { .. }) => format!("{}{number}", entry.name),
-            (_, DeviceOrigin::Registered(_) | DeviceOrigin::Remote(_)) => {
-                return Err(RegistryError::ListedTwice { name: entry.name.clone() });
-            }
-        };
-        // One size counts for every entry.
-        let limit = |at: usize| memory.get(at).or(memory.last()).copied();
-        let same_at = (0..entries.len()).filter(|&other| entries[other].is_same_device(entry));
-        let shared_limit = same_at.filter_map(limit).reduce(u64::saturating_add);
-        Ok(OpenSpec { entry, name, share: share as u64, memory: limit(at), shared_limit })
-    }
-
-    /// Whether this machine's CPU backend opens the device.
-    fn is_local_cpu(&self) -> bool {
-        self.entry.kind == DeviceKind::Cpu && matches!(self.entry.origin, DeviceOrigin::Local { .. })
-    }
-
-    /// Whether the device may refuse nodes that a CPU device runs. A server has a fallback of its own.
-    fn may_need_fallback(&self) -> bool {
-        self.entry.kind != DeviceKind::Cpu && !matches!(self.entry.origin, DeviceOrigin::Remote(_))
-    }
-
-    /// Refuses memory limits that the device can never reach. Memory that is in use now does not count: it may be free later.
-    fn check_memory(&self) -> Result<(), RegistryError> {
-        let DeviceOrigin::Local { opener, .. } = &self.entry.origin else { return Ok(()) };
-        match (self.shared_limit, opener.total()) {
-            (Some(requested), Some(total)) if requested > total => Err(RegistryError::BeyondMachine {
-                name: self.entry.name.clone(),
-                devices: self.share,
-                requested,
-                total,
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn open(
-        &self,
-        threads: usize,
-        options: &Options,
-        cpu_memory: &Arc<MemoryBudget>,
-    ) -> Result<Arc<dyn Device>, RegistryError> {
-        match &self.entry.origin {
-            DeviceOrigin::Registered(device) | DeviceOrigin::Remote(device) => Ok(Arc::clone(device)),
-            DeviceOrigin::Local { opener, .. } => opener.open(&OpenRequest {
-                name: &self.name,
-                threads,
-                memory: self.memory,
-                share: self.share,
-                shared_limit: self.shared_limit,
-                options,
-                cpu_memory,
-            }),
-        }
+fn open(entry: &DeviceEntry, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
+    match &entry.origin {
+        DeviceOrigin::Registered(device) | DeviceOrigin::Remote(device) => Ok(Arc::clone(device)),
+        DeviceOrigin::Local { opener, .. } => opener.open(request),
     }
 }
 

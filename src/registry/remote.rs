@@ -63,13 +63,7 @@ pub(super) fn devices(name: &str, endpoints: &[Endpoint]) -> Result<Vec<DeviceEn
     let selected = |(at, of): &(usize, &Arc<dyn Device>)| {
         device.is_none_or(|device| device == at.to_string() || of.info().name.eq_ignore_ascii_case(name))
     };
-    let entry = |(_, device): (usize, &Arc<dyn Device>)| DeviceEntry {
-        name: device.info().name.clone(),
-        description: device.info().description.clone(),
-        kind: device.info().kind,
-        unusable: None,
-        origin: DeviceOrigin::Remote(Arc::clone(device)),
-    };
+    let entry = |(_, device): (usize, &Arc<dyn Device>)| DeviceEntry::of_open(device, DeviceOrigin::Remote);
     let found: Vec<_> = all.iter().enumerate().filter(selected).map(entry).collect();
     if found.is_empty() {
         let available = all.iter().map(|device| &*device.info().name).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-use super::backend::{DeviceOpener, FoundDevice, OpenRequest, cpu};
+use super::backend::{DeviceOpener, OpenRequest, cpu};
 use super::*;
 
 /// The reason of a backend without a usable driver.
@@ -7,29 +7,16 @@ const NO_DRIVER: &str = "no driver; install one";
 /// The GPUs of a stub driver, each with its number and, if it is unusable, the reason; or the reason why there are none.
 type StubGpus = Result<Vec<(usize, Option<&'static str>)>, String>;
 
-/// A stub backend: its name prefix and its GPUs.
-struct StubBackend(&'static str, StubGpus);
-
-impl Backend for StubBackend {
-    fn name_prefix(&self) -> &'static str {
-        self.0
-    }
-
-    fn enumerate(&self) -> Vec<FoundDevice> {
-        let found = |&(number, unusable): &(usize, Option<&str>)| FoundDevice {
-            name: format!("{}{number}", self.0),
-            description: "a stub".to_owned(),
-            kind: DeviceKind::Gpu,
-            number: Some(number),
-            unusable: unusable.map(str::to_owned),
-            opener: Arc::new(StubOpener),
-        };
-        self.1.iter().flatten().map(found).collect()
-    }
-
-    fn missing_reason(&self) -> Option<String> {
-        self.1.as_ref().err().cloned()
-    }
+/// A stub backend with these GPUs.
+fn stub(name_prefix: &'static str, gpus: StubGpus) -> Backend {
+    let entry = |(number, unusable): (usize, Option<&str>)| DeviceEntry {
+        name: format!("{name_prefix}{number}"),
+        description: "a stub".to_owned(),
+        kind: DeviceKind::Gpu,
+        unusable: unusable.map(str::to_owned),
+        origin: DeviceOrigin::Local { number: Some(number), opener: Arc::new(StubOpener) },
+    };
+    Backend { name_prefix, devices: gpus.map(|gpus| gpus.into_iter().map(entry).collect()) }
 }
 
 /// A GPU that opens as a CPU device.
@@ -52,12 +39,12 @@ impl DeviceOpener for StubOpener {
 
 /// A machine with these GPUs, and its processors.
 fn machine(gpus: StubGpus) -> Registry {
-    Registry::of(vec![Box::new(StubBackend("CUDA", gpus)), Box::new(cpu::Cpu)])
+    Registry::of(vec![stub("CUDA", gpus), cpu::detect()])
 }
 
 /// A machine with two GPU backends. The CPU is not the last backend, so that no code relies on that.
 fn two_kinds(first: StubGpus, second: StubGpus) -> Registry {
-    Registry::of(vec![Box::new(StubBackend("CUDA", first)), Box::new(cpu::Cpu), Box::new(StubBackend("Metal", second))])
+    Registry::of(vec![stub("CUDA", first), cpu::detect(), stub("Metal", second)])
 }
 
 fn cpu_only() -> Registry {

@@ -1,10 +1,18 @@
 //! The attacks. All of their messages are valid.
 
+use crate::fairness::WireGraph;
 use crate::session::{ExtendedSession, Session, allocated, base_address, encode, encode_ext, ping};
-use fanout::ops::OpCode;
+use fanout::graph::{Builder, TensorId};
+use fanout::ops::mul_mat::MulMat;
+use fanout::ops::norm::Norm;
+use fanout::ops::reduce::Reduce;
+use fanout::ops::rope::{Rope, RopeMode};
+use fanout::ops::softmax::SoftMax;
+use fanout::ops::sort::Sort;
+use fanout::ops::{Op, OpCode};
 use fanout::rpc::wire::ext::{
     BufferSpan, BufferSpans, CloseQueue, ExtCommand, ExtHeader, ExtRequest, ExtResponse, IssueTokens, Mark, OpenQueue,
-    PrepareGraph, ReadSpans, ReceiveFromPeer, TransferTokenList, Wait,
+    PrepareGraph, ReadSpans, ReceiveFromPeer, Wait,
 };
 use fanout::rpc::wire::{AllocBuffer, BufferGetBase, FreeBuffer, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use fanout::tensor::DType;
@@ -20,6 +28,8 @@ pub(crate) struct Attack {
     pub(crate) timed: bool,
     /// Threads of transfers between servers that the attack makes the server start.
     pub(crate) transfer_threads: usize,
+    /// Device memory that the graphs of the attack write, in bytes. Unless it is 0, the times of a client's graphs are limited.
+    pub(crate) device_memory: u64,
     /// Whether the attack leaves ordinary clients a queue: those of loopback share `--max-queues` with it.
     pub(crate) queues_left: bool,
     /// Repeats the attack until the time is over, at least once. Returns the number of rounds, and closes all connections.
@@ -32,6 +42,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
         connections: 1,
         timed: true,
         transfer_threads: 1,
+        device_memory: 0,
         queues_left: true,
         run: close_queues_that_wait,
     },
@@ -40,6 +51,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
         connections: 1,
         timed: true,
         transfer_threads: 0,
+        device_memory: 0,
         queues_left: true,
         run: free_every_second_small_buffer,
     },
@@ -48,6 +60,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
         connections: 64,
         timed: true,
         transfer_threads: 0,
+        device_memory: 0,
         queues_left: false,
         run: open_all_queues,
     },
@@ -57,8 +70,27 @@ pub(crate) const ATTACKS: &[Attack] = &[
         connections: FILLERS,
         timed: false,
         transfer_threads: 0,
+        device_memory: 0,
         queues_left: true,
         run: fill_host_memory,
+    },
+    Attack {
+        name: "far-pages",
+        connections: 1,
+        timed: true,
+        transfer_threads: 0,
+        device_memory: (FAR_COLUMNS as u64 + 8) << 21,
+        queues_left: true,
+        run: write_columns_far_apart,
+    },
+    Attack {
+        name: "long-rows",
+        connections: 1,
+        timed: true,
+        transfer_threads: 0,
+        device_memory: 1 << 30,
+        queues_left: true,
+        run: process_long_rows,
     },
 ];
 
@@ -80,12 +112,12 @@ fn close_queues_that_wait(address: &str, until: Instant) -> Result<u64> {
     let mut client = ExtendedSession::connect(address)?;
     let buffer = client.alloc(BYTES)?;
     let tokens = client.request(&ExtRequest::IssueTokens(IssueTokens { count: 1 }))?;
-    let Ok(ExtResponse::IssueTokens(tokens)) = ExtResponse::decode(ExtCommand::IssueTokens, &tokens) else {
+    let Ok(ExtResponse::IssueTokens(&[token])) = ExtResponse::decode(ExtCommand::IssueTokens, &tokens) else {
         return Err(Error::other("no token"));
     };
     // The bytes of the transfer never arrive.
     let span = BufferSpan { buffer, offset: 0, len: BYTES };
-    let receive = ReceiveFromPeer { queue: 0, span, tokens: TransferTokenList(tokens.0) };
+    let receive = ReceiveFromPeer { queue: 0, span, token };
     for request in [
         ExtRequest::OpenQueue(OpenQueue { queue: 0, device: 0 }),
         ExtRequest::ReceiveFromPeer(receive),
@@ -155,6 +187,59 @@ fn open_all_queues(address: &str, until: Instant) -> Result<u64> {
             clients.iter_mut().try_for_each(|client| client.read_reply().map(drop))?;
         }
         Ok(())
+    })
+}
+
+/// Pause of an attacker before it allocates again.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// Columns of the product of [`write_columns_far_apart`].
+const FAR_COLUMNS: usize = 400;
+
+/// Products of little work into new memory: the columns lie 2 MiB apart, so a tile of the product is in as many huge pages as it
+/// has columns.
+fn write_columns_far_apart(address: &str, until: Instant) -> Result<u64> {
+    let mut builder = Builder::new();
+    let mut leaf = |ne| builder.leaf(DType::F32, ne).map_err(Error::other);
+    let (a, b) = (leaf([8, 1 << 19, 1, 1])?, leaf([8, FAR_COLUMNS, 1, 1])?);
+    let product = builder.node(MulMat::PLAIN, &[Some(a), Some(b)]).map_err(Error::other)?;
+    let graph = builder.build().map_err(Error::other)?;
+    rounds(until, || {
+        let mut client = Session::connect(address)?;
+        // The memory of the round before is freed after its connection has ended.
+        let Ok(graph) = WireGraph::new(&graph, |size| client.alloc_or_fail(size)) else {
+            std::thread::sleep(RETRY_PAUSE);
+            return Ok(());
+        };
+        client.send(&[graph.compute()?, graph.read(product, 4)].concat())?;
+        client.read_reply().map(drop)
+    })
+}
+
+/// The longest rows that a CPU device accepts, in the ops that take longest for them.
+fn process_long_rows(address: &str, until: Instant) -> Result<u64> {
+    let mut builder = Builder::new();
+    let mut leaf = |dtype, n| builder.leaf(dtype, [n, 1, 1, 1]).map_err(Error::other);
+    let (row, sorted, rotated) = (leaf(DType::F32, 1 << 25)?, leaf(DType::F32, 1 << 21)?, leaf(DType::F32, 1 << 20)?);
+    let positions = leaf(DType::I32, 1)?;
+    let mut node = |op: Op, srcs: &[TensorId]| {
+        let srcs: Vec<_> = srcs.iter().copied().map(Some).collect();
+        builder.node(op, &srcs).map_err(Error::other)
+    };
+    node(SoftMax { scale: 1.0, max_bias: 0.0 }.into(), &[row])?;
+    node(Norm::Norm { eps: 1.0 }.into(), &[row])?;
+    node(Reduce::Cumsum.into(), &[row])?;
+    node(Rope::new(RopeMode::Neox, 1 << 20).into(), &[rotated, positions])?;
+    let result = node(Sort::Argsort { descending: true }.into(), &[sorted])?;
+    let mut client = Session::connect(address)?;
+    let graph = WireGraph::new(&builder.build().map_err(Error::other)?, |size| client.alloc_or_fail(size))?;
+    let mut random = fastrand::Rng::with_seed(1);
+    let values: Vec<u8> = (0..1 << 21).flat_map(|_| random.f32().to_le_bytes()).collect();
+    client.send(&graph.write(sorted, &values))?;
+    let messages = [graph.compute()?, graph.read(result, 4)].concat();
+    rounds(until, || {
+        client.send(&messages)?;
+        client.read_reply().map(drop)
     })
 }
 

@@ -38,7 +38,7 @@ const SPARE_THREADS: usize = 8;
 const MAX_MAPPINGS_ADDED: usize = 4096;
 
 /// Resident memory above that at the start and `--max-host-memory` that the server may have, in bytes: stacks of threads, and
-/// what the allocator keeps. No attack writes to device memory.
+/// what the allocator keeps. Device memory that an attack writes is added.
 const SPARE_MEMORY: u64 = 64 << 20;
 
 /// Pause between two readings of the server's threads and mappings.
@@ -108,6 +108,7 @@ fn arguments() -> Arguments {
 struct Report {
     rounds: u64,
     latencies: Latencies,
+    graphs: Option<Latencies>,
     before: Usage,
     peak: Usage,
     recovery: Duration,
@@ -123,7 +124,7 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
     let mut held = HeldBuffer::new(&address).unwrap();
     let before = server.usage().unwrap();
     let stop = AtomicBool::new(false);
-    let (peak, latencies, rounds) = std::thread::scope(|scope| {
+    let (peak, latencies, graphs, rounds) = std::thread::scope(|scope| {
         let sampler = scope.spawn(|| {
             let mut peak = before;
             while !stop.load(Ordering::Relaxed) {
@@ -137,13 +138,15 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
         let clients: Vec<_> = (0..CLIENT_THREADS)
             .map(|_| scope.spawn(|| ordinary_clients::serve_until(&stop, &address, attack.queues_left)))
             .collect();
+        let graphs =
+            (attack.device_memory > 0).then(|| scope.spawn(|| ordinary_clients::compute_until(&stop, &address)));
         let until = Instant::now() + arguments.length.unwrap_or(DEFAULT_LENGTH);
         let rounds = (attack.run)(&address, until);
         // An attack that the server ended early: the ordinary clients still get their time.
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
         stop.store(true, Ordering::Relaxed);
         let latencies: Latencies = clients.into_iter().map(|client| client.join().unwrap()).sum();
-        (sampler.join().unwrap(), latencies, rounds)
+        (sampler.join().unwrap(), latencies, graphs.map(|graphs| graphs.join().unwrap()), rounds)
     });
     let left = Instant::now();
     let rounds = rounds.unwrap_or_else(|e| {
@@ -170,12 +173,13 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
         let added = peak.mappings - before.mappings;
         failures.push(format!("{added} mappings more than before, {MAX_MAPPINGS_ADDED} allowed"));
     }
-    let memory = before.peak_resident + HOST_MEMORY + SPARE_MEMORY;
+    let memory = before.peak_resident + HOST_MEMORY + attack.device_memory + SPARE_MEMORY;
     if peak.peak_resident > memory {
         failures.push(format!("{} MiB of resident memory, {} MiB allowed", peak.peak_resident >> 20, memory >> 20));
     }
     failures.extend(latencies.check(attack.timed));
-    Report { rounds, latencies, before, peak, recovery, failures }
+    failures.extend(graphs.iter().flat_map(Latencies::check_graphs));
+    Report { rounds, latencies, graphs, before, peak, recovery, failures }
 }
 
 /// In what the server differs from `before`, when only the idle client was connected.
@@ -202,9 +206,9 @@ fn main() {
     }
     let mut failed = false;
     for attack in ATTACKS.iter().filter(|attack| arguments.chooses(attack.name)) {
-        let Report { rounds, latencies, before, peak, recovery, failures } = run(attack, &arguments);
+        let Report { rounds, latencies, graphs, before, peak, recovery, failures } = run(attack, &arguments);
         println!(
-            "{}: {rounds} rounds; {latencies}; threads {} to {}, mappings {} to {}, {} to {} MiB resident; as before after \
+            "{}: {rounds} rounds; sessions: {latencies}; threads {} to {}, mappings {} to {}, {} to {} MiB resident; as before after \
              {recovery:.1?}",
             attack.name,
             before.threads,
@@ -214,6 +218,9 @@ fn main() {
             before.peak_resident >> 20,
             peak.peak_resident >> 20
         );
+        if let Some(graphs) = graphs {
+            println!("  graphs of a client: {graphs}");
+        }
         for failure in &failures {
             println!("  FAILED: {failure}");
         }

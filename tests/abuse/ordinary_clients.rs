@@ -1,6 +1,9 @@
 //! Ordinary clients beside an attack: short sessions that are timed, and an idle one whose buffer must keep its bytes.
 
+use crate::fairness::WireGraph;
 use crate::session::{ExtendedSession, Session, encode_ext};
+use fanout::graph::Builder;
+use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::rpc::wire::ext::{BufferSpan, ExtRequest, Fill, Mark, NotifyReached, OpenQueue};
 use fanout::rpc::wire::{FreeBuffer, GetTensor, Request, SetTensor, SetTensorHead, TENSOR_RECORD, TensorRecord};
 use fanout::tensor::DType;
@@ -15,6 +18,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Of the sessions, 99 of 100 must be served within the first limit and all within the second.
 const LIMIT_OF_MOST: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_secs(2);
+
+/// Limit of the time of 99 of 100 graphs that take a few milliseconds alone.
+const GRAPH_LIMIT: Duration = Duration::from_millis(250);
 
 /// Sessions below which the shares mean nothing.
 const MIN_SESSIONS: usize = 100;
@@ -42,7 +48,7 @@ impl std::iter::Sum for Latencies {
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of_rank = |part: f64| self.times.get((self.times.len() as f64 * part) as usize).or(self.times.last());
-        write!(f, "{} sessions", self.times.len())?;
+        write!(f, "{}", self.times.len())?;
         for (name, part) in [("median", 0.5), ("99 of 100", 0.99), ("slowest", 1.0)] {
             match of_rank(part) {
                 Some(&time) if time < Duration::MAX => write!(f, ", {name} {time:.1?}")?,
@@ -54,6 +60,18 @@ impl fmt::Display for Latencies {
 }
 
 impl Latencies {
+    /// The limits that graphs exceed, whose times these are.
+    pub(crate) fn check_graphs(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        failures.extend(self.error.as_ref().map(|e| format!("the client with graphs: {e}")));
+        let within = |limit| self.times.iter().filter(|&&time| time <= limit).count();
+        let (all, most, served) = (self.times.len(), within(GRAPH_LIMIT), within(LIMIT));
+        if all == 0 || most * 100 < all * 99 || served < all {
+            failures.push(format!("{most} of {all} graphs within {GRAPH_LIMIT:?}, {served} within {LIMIT:?}"));
+        }
+        failures
+    }
+
     /// The limits that the sessions exceed; without `timed`, whether any session failed.
     pub(crate) fn check(&self, timed: bool) -> Vec<String> {
         let within = |limit| self.times.iter().filter(|&&time| time <= limit).count();
@@ -92,6 +110,31 @@ pub(crate) fn serve_until(stop: &AtomicBool, address: &str, with_queues: bool) -
         }
         std::thread::sleep(PAUSE);
     }
+    latencies
+}
+
+/// Runs a graph, too large for the lane of small programs, in one session until `stop` is set. The times are those of the graphs.
+pub(crate) fn compute_until(stop: &AtomicBool, address: &str) -> Latencies {
+    let mut latencies = Latencies::default();
+    let mut compute = || {
+        let mut builder = Builder::new();
+        let x = builder.leaf(DType::F32, [1 << 22, 1, 1, 1]).map_err(Error::other)?;
+        let y = builder.node(Unary::Kind(UnaryKind::Silu), &[Some(x)]).map_err(Error::other)?;
+        let mut session = Session::connect(address)?;
+        let graph = WireGraph::new(&builder.build().map_err(Error::other)?, |size| session.alloc_or_fail(size))?;
+        let messages = [graph.compute()?, graph.read(y, 4)].concat();
+        while !stop.load(Ordering::Relaxed) {
+            let since = Instant::now();
+            session.send(&messages)?;
+            session.read_reply()?;
+            latencies.times.push(since.elapsed());
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    };
+    let error = compute().err();
+    latencies.error = error;
+    latencies.times.sort_unstable();
     latencies
 }
 

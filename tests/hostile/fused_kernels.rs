@@ -6,10 +6,10 @@
 
 use crate::env_number;
 use crate::fuzz_generator::{FuzzGenerator, FuzzGraph, GroupKind, SLOTS};
-use crate::kernel_arguments::{breaks_a_rule_of_select, exact_cpu, gpu};
-use crate::mutated_graphs::{CaseMemory, count_multiplications, nmse_if_comparable, run};
+use crate::kernel_arguments::{exact_cpu, gpu, run_on_both};
+use crate::mutated_graphs::{CaseMemory, count_multiplications, nmse_if_comparable};
 use crate::mutation::{mutate, mutate_parameter};
-use fanout::device::{Device, DeviceError};
+use fanout::device::Device;
 use fanout::graph::Graph;
 use fanout::graph::validate::{OpSet, UntrustedTensor, import_untrusted};
 use fanout::ops::OpCode;
@@ -99,32 +99,16 @@ fn compare(
     graph: &Arc<Graph>,
     generated: &FuzzGraph,
     memory: &CaseMemory,
-    [gpu, cpu]: &[Arc<dyn Device>; 2],
+    devices: &[Arc<dyn Device>; 2],
     outcomes: &mut Outcomes,
     wrong: &dyn Fn(&str),
 ) {
-    let (on_gpu, got) = run(gpu, graph, memory);
-    match &on_gpu {
-        Err(DeviceError::Unsupported(unsupported)) => {
-            outcomes.unsupported += 1;
-            if breaks_a_rule_of_select(unsupported) {
-                wrong(&format!("the GPU: {unsupported}"));
-            }
-            return;
-        }
-        Ok(()) | Err(DeviceError::Data { .. } | DeviceError::OutOfMemory { .. }) => {}
-        Err(e) => wrong(&format!("the GPU: {e}")),
-    }
-    if let Some((slot, at)) = memory.unexpected_write(&got) {
-        wrong(&format!("the GPU: byte {at} of slot {slot} belongs to no destination, and has changed"));
-    }
-    let (on_cpu, want) = run(cpu, graph, memory);
     // Elided results keep the old content of their memory, which another tensor there may show.
     let compares = have_own_memory(&generated.records);
-    let kind = |o: &Result<(), DeviceError>| o.as_ref().map_err(std::mem::discriminant).copied();
-    if compares && kind(&on_gpu) != kind(&on_cpu) {
-        wrong(&format!("the GPU: {on_gpu:?}, the CPU: {on_cpu:?}"));
-    }
+    let Some([(on_gpu, got), (on_cpu, want)]) = run_on_both(graph, memory, devices, compares, wrong) else {
+        outcomes.unsupported += 1;
+        return;
+    };
     if on_gpu.is_err() || on_cpu.is_err() {
         outcomes.invalid_data += 1;
         return;

@@ -61,15 +61,49 @@ pub(crate) fn exact_cpu() -> Arc<dyn Device> {
     CpuDevice::new("CPU", 1, MathMode::Exact, 64 << 20).expect("a device")
 }
 
+/// What a device returned for a graph, and the bytes of its slots afterwards.
+type RunResult = (Result<(), DeviceError>, Vec<Vec<u8>>);
+
+/// Runs a graph on the GPU, and if the GPU supports it, on the CPU. Calls `wrong` for a fault, for a write outside of the
+/// destinations, and, with `compares`, for outcomes of different kinds.
+pub(crate) fn run_on_both(
+    graph: &Arc<Graph>,
+    memory: &CaseMemory,
+    [gpu, cpu]: &[Arc<dyn Device>; 2],
+    compares: bool,
+    wrong: &dyn Fn(&str),
+) -> Option<[RunResult; 2]> {
+    let (on_gpu, got) = run(gpu, graph, memory);
+    match &on_gpu {
+        Err(DeviceError::Unsupported(unsupported)) => {
+            if breaks_a_rule_of_select(unsupported) {
+                wrong(&format!("the GPU: {unsupported}"));
+            }
+            return None;
+        }
+        Ok(()) | Err(DeviceError::Data { .. } | DeviceError::OutOfMemory { .. }) => {}
+        Err(e) => wrong(&format!("the GPU: {e}")),
+    }
+    if let Some((slot, at)) = memory.unexpected_write(&got) {
+        wrong(&format!("the GPU: byte {at} of slot {slot} belongs to no destination, and has changed"));
+    }
+    let (on_cpu, want) = run(cpu, graph, memory);
+    let kind = |o: &Result<(), DeviceError>| o.as_ref().map_err(std::mem::discriminant).copied();
+    if compares && kind(&on_gpu) != kind(&on_cpu) {
+        wrong(&format!("the GPU: {on_gpu:?}, the CPU: {on_cpu:?}"));
+    }
+    Some([(on_gpu, got), (on_cpu, want)])
+}
+
 /// Whether the check of accesses has rejected a node that the rules of its op's `select` should have rejected. Only the regions of SET and
 /// ACC have no rule but that check.
-pub(crate) fn breaks_a_rule_of_select(unsupported: &Unsupported) -> bool {
+fn breaks_a_rule_of_select(unsupported: &Unsupported) -> bool {
     !matches!(unsupported.op, OpCode::Set | OpCode::Acc) && unsupported.reason.contains("would access")
 }
 
 #[test]
 fn hostile_kernel_arguments_never_fault() {
-    let (gpu, cpu) = (gpu(), exact_cpu());
+    let devices = [gpu(), exact_cpu()];
     let on_cuda: Vec<_> = ops()
         .into_iter()
         .filter(|&op| FAMILIES.iter().any(|row| row.codes.contains(&op) && row.has_cuda(op)))
@@ -99,7 +133,7 @@ fn hostile_kernel_arguments_never_fault() {
         ran += 1;
         let graph = Arc::new(graph);
         let memory = CaseMemory::new(&graph, &generated, &mut rng);
-        compare(&graph, &memory, [&gpu, &cpu], outcome, &|why| panic!("seed {seed:#x}: {why}\n{generated}"));
+        compare(&graph, &memory, &devices, outcome, &|why| panic!("seed {seed:#x}: {why}\n{generated}"));
     }
     if std::env::var_os("HOSTILE_REPORT").is_some() {
         for (op, outcome) in &outcomes {
@@ -116,31 +150,15 @@ fn hostile_kernel_arguments_never_fault() {
 fn compare(
     graph: &Arc<Graph>,
     memory: &CaseMemory,
-    [gpu, cpu]: [&Arc<dyn Device>; 2],
+    devices: &[Arc<dyn Device>; 2],
     outcomes: &mut Outcomes,
     wrong: &dyn Fn(&str),
 ) {
-    let (on_gpu, got) = run(gpu, graph, memory);
-    match &on_gpu {
-        Err(DeviceError::Unsupported(unsupported)) => {
-            outcomes.unsupported += 1;
-            if breaks_a_rule_of_select(unsupported) {
-                wrong(&format!("the GPU: {unsupported}"));
-            }
-            return;
-        }
-        Ok(()) | Err(DeviceError::Data { .. } | DeviceError::OutOfMemory { .. }) => {}
-        Err(e) => wrong(&format!("the GPU: {e}")),
-    }
-    if let Some((slot, at)) = memory.unexpected_write(&got) {
-        wrong(&format!("the GPU: byte {at} of slot {slot} belongs to no destination, and has changed"));
-    }
-    let (on_cpu, want) = run(cpu, graph, memory);
-    let kind = |o: &Result<(), DeviceError>| o.as_ref().map_err(std::mem::discriminant).copied();
-    if kind(&on_gpu) != kind(&on_cpu) {
-        wrong(&format!("the GPU: {on_gpu:?}, the CPU: {on_cpu:?}"));
-    }
-    if on_gpu.is_err() {
+    let Some([(on_gpu, got), (on_cpu, want)]) = run_on_both(graph, memory, devices, true, wrong) else {
+        outcomes.unsupported += 1;
+        return;
+    };
+    if on_gpu.is_err() || on_cpu.is_err() {
         outcomes.invalid_data += 1;
         return;
     }

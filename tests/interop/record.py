@@ -151,7 +151,7 @@ def list_recording(path: Path) -> None:
 def record(path: Path, args: argparse.Namespace, options: list[str]) -> None:
     recorder = Recorder(args.generated_weights)
     if args.llama8:
-        sys.path.append(str(ROOT / "interop8"))
+        sys.path.append(str(ROOT / "tests/interop8"))
         from programs import Programs, listed, prompt
 
         programs = Programs(fanout=Path(), llama8=args.llama8, scratch=Path(), threads=1)

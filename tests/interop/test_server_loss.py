@@ -34,8 +34,8 @@ WRITE = HEADER + 4 + SPAN + SHAPE  # before its data
 RUN_GRAPH = HEADER + 4 + 8
 READ = HEADER + 4 + 8 + SPAN
 READ_DATA = HEADER + 8  # before its data
-SEND_TO_PEER = HEADER + 4 + SPAN + 4 + TRANSFER_TOKEN + 4 + len("127.0.0.1:65535")
-RECEIVE_FROM_PEER = HEADER + 4 + SPAN + 4 + TRANSFER_TOKEN
+SEND_TO_PEER = HEADER + 4 + SPAN + TRANSFER_TOKEN + 4 + len("127.0.0.1:65535")
+RECEIVE_FROM_PEER = HEADER + 4 + SPAN + TRANSFER_TOKEN
 # Slack for what orders the queues: eight of MARK, WAIT and NOTIFY_REACHED with up to 25 bytes to a server, and eight MARK_REACHED with
 # 21 bytes from it. It is less than a mask (1 KiB for 256 cells) or the logits (2 KiB for 512 tokens) would be.
 ORDER_SENT, ORDER_RECEIVED = 8 * (HEADER + 4 + 4 + 8), 8 * (HEADER + 4 + 8)

@@ -1,5 +1,5 @@
 //! Checks of the repository that the compiler does not make: layers (`layer_table`, `layers`), tables of types and ops that
-//! match the tree (`contributing_steps`), file sizes, private names, scripts with help texts (`scripts`), and the script that
+//! match the tree (`contributing_steps`), file sizes, scripts with help texts (`scripts`), and the script that
 //! tests on a real GPU, with stubs in place of its programs (`gpu_script`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
@@ -9,7 +9,6 @@ mod contributing_steps;
 mod gpu_script;
 mod layer_table;
 mod layers;
-mod private_names;
 mod program_table;
 mod roofline;
 mod scripts;

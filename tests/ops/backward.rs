@@ -154,6 +154,24 @@ fn repeated_elements_are_summed() {
     }
 }
 
+/// Sums the rows of a gradient `[n, ids]` into the rows that the ids name.
+fn check_row_sums(dy: TensorDesc, values: &[f32], ids: &[i64], rows: usize) {
+    let n = dy.ne()[0];
+    let mut case = Case::new();
+    let gradient = case.leaf_with_desc(dy, values);
+    let list = case.indices(DType::I32, [ids.len(), 1, 1, 1], ids);
+    let out = OutputSpec { dtype: DType::F32, ne: [n, rows, 1, 1] };
+    let dst = case.b.node_with_output(Backward::GetRows, &[Some(gradient), Some(list)], out).unwrap();
+    let case = case.build();
+    let mut want = vec![0.0; n * rows];
+    for (i, value) in values.iter().enumerate() {
+        want[ids[i / n] as usize * n + i % n] += f64::from(*value);
+    }
+    for on in devices() {
+        assert_eq!(case.run(on).values(dst), want, "{dy:?} to {rows} rows {}", on.name);
+    }
+}
+
 #[test]
 fn rows_are_summed_by_id() {
     for (n, k, rows, dtype) in [
@@ -166,20 +184,8 @@ fn rows_are_summed_by_id() {
     ] {
         let values: Vec<f32> = normal(1, n * k).iter().map(|v| (v * 4.0).round()).collect();
         let ids: Vec<i64> = (0..k as i64).map(|i| (i * i + 3) % rows as i64).collect();
-        let mut case = Case::new();
         let desc = TensorDesc::strided(dtype, [n, k, 1, 1], [dtype.block_bytes(), (n + 3) * 4, 0, 0]).unwrap();
-        let dy = case.leaf_with_desc(desc, &values);
-        let list = case.indices(DType::I32, [k, 1, 1, 1], &ids);
-        let out = OutputSpec { dtype: DType::F32, ne: [n, rows, 1, 1] };
-        let dst = case.b.node_with_output(Backward::GetRows, &[Some(dy), Some(list)], out).unwrap();
-        let case = case.build();
-        let mut want = vec![0.0; n * rows];
-        for (i, value) in values.iter().enumerate() {
-            want[ids[i / n] as usize * n + i % n] += f64::from(*value);
-        }
-        for on in devices() {
-            assert_eq!(case.run(on).values(dst), want, "{n} {k} {rows} {dtype} {}", on.name);
-        }
+        check_row_sums(desc, &values, &ids, rows);
     }
 }
 
@@ -187,21 +193,9 @@ fn rows_are_summed_by_id() {
 #[test]
 fn gradients_of_many_rows_are_added() {
     let (n, k, rows) = (2, 70_000, 5);
-    let mut case = Case::new();
     let values: Vec<f32> = (0..n * k).map(|i| (i % 7) as f32).collect();
-    let dy = case.leaf(DType::F32, [n, k, 1, 1], &values);
     let ids: Vec<i64> = (0..k).map(|i| (i * i % rows) as i64).collect();
-    let list = case.indices(DType::I32, [k, 1, 1, 1], &ids);
-    let out = OutputSpec { dtype: DType::F32, ne: [n, rows, 1, 1] };
-    let dst = case.b.node_with_output(Backward::GetRows, &[Some(dy), Some(list)], out).unwrap();
-    let case = case.build();
-    let mut want = vec![0.0; n * rows];
-    for (i, value) in values.iter().enumerate() {
-        want[ids[i / n] as usize * n + i % n] += f64::from(*value);
-    }
-    for on in devices() {
-        assert_eq!(case.run(on).values(dst), want, "{}", on.name);
-    }
+    check_row_sums(TensorDesc::contiguous(DType::F32, [n, k, 1, 1]).unwrap(), &values, &ids, rows);
 }
 
 #[test]

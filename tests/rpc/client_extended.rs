@@ -17,7 +17,7 @@ use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::ExtCommand;
 use fanout::tensor::{DType, TensorDesc};
-use fanout_testing::isolated_device::IsolatedDevice;
+use fanout_testing::forwarding_device::ForwardingDevice;
 use fanout_testing::protocol_relay::ProtocolRelay;
 use std::sync::Arc;
 
@@ -386,7 +386,7 @@ fn support_is_requested_once_per_kind_of_node() {
 /// the remote device reports plain support.
 #[test]
 fn remote_devices_do_not_prefer_offload() {
-    let device = IsolatedDevice::new("X0", MEMORY).with_offload(&[OpCode::Add]).shared();
+    let device = ForwardingDevice::isolated("X0", MEMORY).with_offload(&[OpCode::Add]).shared();
     let server = TestServer::with_device_list(vec![device], Config::default());
     let (_, endpoint) = connect_through_relay(&server);
     let graph = doubling(4);

@@ -45,7 +45,7 @@ fn copied_bytes_do_not_pass_through_the_client() {
         wrong.queue.copy_from(QueueFixture::new(here, 10).buffer.whole(), wrong.buffer.whole(), None),
         Ok(CopyOutcome::Unreachable)
     );
-    // The longest copy needs more transfer tokens than one request returns.
+    // The longest copy consists of two transfers.
     for (seed, len) in [1, 100, 600_000, 70 << 20].into_iter().enumerate() {
         let [mut a, mut b] = [source, here].map(|device| QueueFixture::new(device, len));
         let data = random_bytes(seed as u64, len as usize);
@@ -60,9 +60,9 @@ fn copied_bytes_do_not_pass_through_the_client() {
         a.queue.fill(a.buffer.whole(), 0).unwrap();
         copied.wait(deadline()).unwrap();
         for (before, after) in before.iter().zip(links()) {
-            let pieces = len.div_ceil(256 << 10);
-            assert!(after.sent - before.sent < 500 + 20 * pieces, "{len} bytes: {before:?}, {after:?}");
-            assert!(after.received - before.received < 9000 + 20 * pieces, "{len} bytes: {before:?}, {after:?}");
+            let transfers = len.div_ceil(64 << 20);
+            assert!(after.sent - before.sent < 500 + 20 * transfers, "{len} bytes: {before:?}, {after:?}");
+            assert!(after.received - before.received < 9000 + 20 * transfers, "{len} bytes: {before:?}, {after:?}");
         }
         assert!(b.download() == data, "{len} bytes");
     }
@@ -137,7 +137,7 @@ fn a_copy_that_cannot_be_submitted_fails_the_queues_that_wait_for_it() {
 }
 
 #[test]
-fn a_long_copy_waits_for_transfer_tokens() {
+fn a_long_copy_waits_until_earlier_ones_have_arrived() {
     let held = HeldDevice::new("CPU0");
     // Bytes in flight are charged to the memory of the sessions.
     let with_large_memory = |config: Config| config.with_max_memory(Some(1 << 30));
@@ -154,13 +154,11 @@ fn a_long_copy_waits_for_transfer_tokens() {
     }
     let after = a.queue.mark();
     assert!(b.device.copies_from(a.device.info()));
-    // Both copies together need more tokens than a session may hold.
+    // Both copies together have more bytes than may be on their way to a queue.
     assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap().is_submitted());
     assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap().is_submitted());
     let copied = b.queue.mark();
-    eventually("the client has submitted all pieces that it has tokens for", || {
-        relay.count(ExtCommand::SendToPeer) == 4
-    });
+    eventually("the client has submitted what may be on its way", || relay.count(ExtCommand::SendToPeer) == 4);
     assert_eq!(copied.poll(), Ok(false));
     b.device.memory().unwrap();
     held.release();

@@ -7,7 +7,7 @@ use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{
     DeviceFault, DeviceFaultKind, ExtCommand, ExtRequest, ExtResponse, Ping, SendToPeer, ServerState, SupportsOp,
-    TRANSFER_TOKEN_BYTES, TransferTokenList,
+    TRANSFER_TOKEN_BYTES,
 };
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
@@ -101,11 +101,10 @@ fn a_session_waits_for_evicted_graphs_that_a_failed_queue_still_uses() {
         client.prepare_graph(id, 0, &[3], &tensors);
         client.run_graph(0, id);
     }
-    let tokens = TransferTokenList(&[[0; TRANSFER_TOKEN_BYTES]]);
     client.send_ext(&ExtRequest::SendToPeer(SendToPeer {
         queue: 0,
         span: memory.span(0, 1),
-        tokens,
+        token: [0; TRANSFER_TOKEN_BYTES],
         address: "127.0.0.1:1",
     }));
     assert!(matches!(client.next_notification(), ReceivedNotification::QueueFailed(0, _)));

@@ -243,8 +243,8 @@ fn a_queue_may_have_more_receives_than_it_holds_back() {
         let (mut dst, mut src) = (Client::connect_with_queues(server), Client::connect_with_queues(server));
         let memory = dst.alloc_ext(0, 1010);
         let tokens: Vec<_> = (0..4).flat_map(|_| dst.request_tokens(256)).collect();
-        for (at, token) in tokens.chunks(1).take(1010).enumerate() {
-            dst.receive_from_peer(memory.span(at as u64, 1), token);
+        for (at, token) in tokens.iter().take(1010).enumerate() {
+            dst.receive_from_peer(memory.span(at as u64, 1), *token);
         }
         dst.read_spans(0, 7, &[memory.whole_span()]);
         assert_eq!(
@@ -254,7 +254,7 @@ fn a_queue_may_have_more_receives_than_it_holds_back() {
         );
         let bytes = random_bytes(1, 1010);
         for (token, byte) in tokens.iter().zip(&bytes) {
-            src.peer_write(*token, &[*byte]);
+            src.peer_write(*token, 0, &[*byte]);
         }
         src.assert_ping_replied();
         assert!(dst.receive_read_bytes() == bytes);

@@ -7,7 +7,7 @@ use crate::support::*;
 use fanout::cpu::{CpuDevice, MathMode as Arithmetic};
 use fanout::device::{Device, DeviceError, ForwardQueue, Queue, Region, UploadSource};
 use fanout::rpc::server::Config;
-use fanout::rpc::wire::ext::{CloseQueue, ExtRequest, SendToPeer, TransferTokenList};
+use fanout::rpc::wire::ext::{CloseQueue, ExtRequest, SendToPeer};
 use fanout::tensor::TensorDesc;
 use fanout_testing::forwarding_device::ForwardingDevice;
 use std::sync::Arc;
@@ -74,11 +74,10 @@ pub(crate) fn server_with_one_file(devices: Vec<Arc<dyn Device>>) -> (tempfile::
 pub(crate) fn fail_queue(client: &mut Client) {
     client.open_queue(2, 0);
     let small = client.alloc_ext(0, 64);
-    let tokens = TransferTokenList(&[[3; 16]]);
     client.send_ext(&ExtRequest::SendToPeer(SendToPeer {
         queue: 2,
         span: small.whole_span(),
-        tokens,
+        token: [3; 16],
         address: "192.0.2.1:1",
     }));
     assert!(matches!(client.next_notification(), ReceivedNotification::QueueFailed(2, _)));
@@ -134,8 +133,9 @@ fn mismatched_bytes_are_not_written_where_a_queue_could_read_them() {
 fn a_buffer_that_cannot_be_overwritten_is_removed() {
     for failing_call in [FailingCall::Upload, FailingCall::Fill] {
         let inner = CpuDevice::new("CPU", 1, Arithmetic::Exact, MEMORY).expect("a device");
-        let failing =
-            ForwardingDevice::with_queues(inner, move |inner| Ok(Box::new(FailingQueue { inner, failing_call })));
+        let failing = ForwardingDevice::new(inner)
+            .with_queues(move |inner| Ok(Box::new(FailingQueue { inner, failing_call })))
+            .shared();
         let (_dir, server, _) = server_with_one_file(vec![failing]);
         let mut client = Client::connect_with_queues(&server);
         client.open_queue(1, 0);

@@ -36,7 +36,9 @@ fn memory_behind_a_large_upload_is_prefaulted_once_and_not_changed() {
     const MIB: u64 = 1 << 20;
     let (sender, prefaulted) = channel();
     let cpu = CpuDevice::new("CPU", 1, MathMode::Exact, MEMORY).unwrap();
-    let device = ForwardingDevice::with_queues(cpu, move |queue| Ok(Box::new(PrefaultRecorder(queue, sender.clone()))));
+    let device = ForwardingDevice::new(cpu)
+        .with_queues(move |queue| Ok(Box::new(PrefaultRecorder(queue, sender.clone()))))
+        .shared();
     let server = TestServer::with_device_list(vec![device], Config::default());
     let mut client = Client::connect(&server);
     let (one, other) = (client.alloc(0, 6 * MIB), client.alloc(0, 4 * MIB));

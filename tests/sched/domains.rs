@@ -10,7 +10,7 @@ use fanout::ops::rows::Rows;
 use fanout::ops::unary::Unary;
 use fanout::sched::{ObservedNode, Observer, Options, PreparedPlan, SchedError, Scheduler, Task, TaskBuilder, compare};
 use fanout::tensor::{DType, TensorDesc};
-use fanout_testing::isolated_device::IsolatedDevice;
+use fanout_testing::forwarding_device::ForwardingDevice;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ pub(super) fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
 }
 
 fn isolated_devices(n: usize) -> Vec<Arc<dyn Device>> {
-    (0..n).map(|i| IsolatedDevice::new(&format!("I{i}"), MEMORY).shared()).collect()
+    (0..n).map(|i| ForwardingDevice::isolated(&format!("I{i}"), MEMORY).shared()).collect()
 }
 
 const WIDTH: usize = 32;

@@ -8,7 +8,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
 use fanout::sched::{AssignReason, Options, PreparedPlan, SchedError, Scheduler, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
-use fanout_testing::isolated_device::IsolatedDevice;
+use fanout_testing::forwarding_device::ForwardingDevice;
 use std::sync::Arc;
 
 /// Memory of each device in bytes.
@@ -26,7 +26,7 @@ const EXPERT_BYTES: u64 = (4 * K * M) as u64;
 
 /// A GPU that prefers to offload matrix products, and a CPU that stores the weights.
 fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
-    let offloading = IsolatedDevice::new("GPU", MEMORY).with_offload(&[OpCode::MulMat, OpCode::MulMatId]);
+    let offloading = ForwardingDevice::isolated("GPU", MEMORY).with_offload(&[OpCode::MulMat, OpCode::MulMatId]);
     let gpu = offloading.with_info(|info| {
         info.kind = DeviceKind::Gpu;
         if same_domain {

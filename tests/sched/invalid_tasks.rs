@@ -10,7 +10,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
 use fanout::sched::{ObservedNode, Observer, Options, Plan, SchedError, Scheduler, Task, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
-use fanout_testing::isolated_device::IsolatedDevice;
+use fanout_testing::forwarding_device::ForwardingDevice;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,11 +47,11 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 
 /// A device that refuses to open queues while its flag is false.
 #[derive(Debug)]
-struct QueueRefusingDevice(IsolatedDevice, AtomicBool);
+struct QueueRefusingDevice(Arc<dyn Device>, AtomicBool);
 
 impl ForwardDevice for QueueRefusingDevice {
     fn inner(&self) -> &dyn Device {
-        &self.0
+        &*self.0
     }
 
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
@@ -61,7 +61,8 @@ impl ForwardDevice for QueueRefusingDevice {
 
 #[test]
 fn a_failed_switch_of_plans_keeps_other_plans_usable() {
-    let refusing = Arc::new(QueueRefusingDevice(IsolatedDevice::new("refusing", MEMORY), AtomicBool::new(false)));
+    let refusing =
+        Arc::new(QueueRefusingDevice(ForwardingDevice::isolated("refusing", MEMORY).shared(), AtomicBool::new(false)));
     let mut scheduler = scheduler(vec![cpu("CPU"), Arc::clone(&refusing) as _], 1);
     let [(one, x, y), (other, ..)] = [squares(2, &[0]), squares(2, &[1, 0])];
     let [mut one, mut other] = [one, other].map(|task| scheduler.build(&task).unwrap());
@@ -128,7 +129,7 @@ fn after_an_incomplete_run_only_a_reset_allows_further_runs() {
             for at in 0..4 {
                 let device = |i| {
                     if isolated {
-                        IsolatedDevice::new(&format!("I{i}"), MEMORY).shared()
+                        ForwardingDevice::isolated(&format!("I{i}"), MEMORY).shared()
                     } else {
                         cpu(&format!("CPU{i}"))
                     }
@@ -266,7 +267,7 @@ fn tasks_without_nodes_run() {
 fn empty_tensors_can_be_computed_copied_and_read() {
     for depth in [1, 2] {
         for homes in [[0, 0], [0, 1]] {
-            let mut scheduler = scheduler(vec![cpu("CPU0"), IsolatedDevice::new("I", MEMORY).shared()], depth);
+            let mut scheduler = scheduler(vec![cpu("CPU0"), ForwardingDevice::isolated("I", MEMORY).shared()], depth);
             let mut b = TaskBuilder::new();
             let (x, none) =
                 (b.input("x", DType::F32, [2, 1, 1, 1]).unwrap(), b.input("", DType::F32, [2, 0, 1, 1]).unwrap());
@@ -293,7 +294,7 @@ fn experts_with_interleaved_bytes_are_copied_as_a_whole_tensor() {
     let results: Vec<_> = [1, 0]
         .map(|on| {
             let budget = MemoryBudget::new(MEMORY);
-            let devices = vec![IsolatedDevice::new("I", MEMORY).shared(), cpu("CPU")];
+            let devices = vec![ForwardingDevice::isolated("I", MEMORY).shared(), cpu("CPU")];
             let desc = TensorDesc::contiguous(DType::F32, [K, 4, 2, 1]).unwrap();
             let region: Region = devices[1].alloc(desc.extent() as u64, &budget).unwrap().whole();
             let values: Vec<f32> = (0..desc.elements()).map(|i| i as f32).collect();

@@ -180,7 +180,8 @@ impl Emulator {
 }
 
 fn fetch_text(function: TextFunction) -> String {
-    let mut buffer = Vec::new();
+    // Room for most texts, each of which a call makes anew.
+    let mut buffer = vec![0; 64 << 10];
     loop {
         let needed = function(buffer.as_mut_ptr(), buffer.len());
         if needed <= buffer.len() {

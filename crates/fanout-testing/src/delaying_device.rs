@@ -6,7 +6,7 @@
 
 use fanout::device::{
     Buffer, Caps, CompletionSource, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryBudget,
-    MemoryInfo, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, UploadSource,
+    MemoryInfo, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, UploadSource, check_copy,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -255,15 +255,8 @@ impl DelayingQueue {
 
 impl Queue for DelayingQueue {
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        match src {
-            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                return Err(DeviceError::Misuse("an upload and its region differ in size"));
-            }
-            UploadSource::Borrowed(_) => {}
-            UploadSource::Writer(fill) => {
-                fill(&mut vec![0; dst.bytes() as usize])?;
-            }
-        }
+        src.check_size(dst.bytes())?;
+        src.into_bytes(dst.bytes())?;
         self.occupy_copy_engine(dst.bytes());
         Ok(())
     }
@@ -288,9 +281,7 @@ impl Queue for DelayingQueue {
         dst: Region,
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         if src.buffer().memory::<Domain>().is_none_or(|domain| *domain != self.device.info.domain) {
             return Ok(CopyOutcome::Unreachable);
         }

@@ -25,7 +25,7 @@ use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{
     Buffer, Collectives, CompletionSource, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain,
     MemoryBudget, MemoryInfo, PeerCopies, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint,
-    UploadSource,
+    UploadSource, check_copy,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -248,9 +248,7 @@ impl QueueState {
             CommandKind::Download { src, to } => *to.lock().unwrap() = inner.download(src)?.wait(Some(by))?,
             CommandKind::Fill { dst, value } => inner.fill(dst, value)?,
             CommandKind::Copy { src, dst } => _ = inner.copy_from(src, dst, None)?,
-            CommandKind::Run { program, bindings } => {
-                inner.run_inline_or_submit(&program, &bindings, COMMAND_TIMEOUT)?
-            }
+            CommandKind::Run { program, bindings } => inner.run_inline(&program, &bindings, COMMAND_TIMEOUT)?,
             CommandKind::Wait => {}
         }
         inner.mark().wait(Some(by))
@@ -444,33 +442,18 @@ impl GatedQueue {
         queue.commands.push_back(GatedCommand { after: after.cloned(), host, command });
         Ok(())
     }
-
-    /// Fails for a region of another device: the caller's mistake, which does not fail the queue.
-    fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
-        let own = region.buffer().device() == self.info.id;
-        if own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
-    }
 }
 
 impl Queue for GatedQueue {
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        self.check_own(&dst)?;
-        let bytes = match src {
-            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                return Err(DeviceError::Misuse("an upload and its region differ in size"));
-            }
-            UploadSource::Borrowed(bytes) => bytes.to_vec(),
-            UploadSource::Writer(fill) => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                bytes
-            }
-        };
+        dst.check_device(self.info.id)?;
+        src.check_size(dst.bytes())?;
+        let bytes = src.into_bytes(dst.bytes())?;
         self.submit(None, CommandKind::Upload { dst, bytes })
     }
 
     fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
-        self.check_own(&src)?;
+        src.check_device(self.info.id)?;
         let to = Arc::default();
         self.submit(None, CommandKind::Download { src, to: Arc::clone(&to) })?;
         let point = self.mark();
@@ -481,7 +464,7 @@ impl Queue for GatedQueue {
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        self.check_own(&dst)?;
+        dst.check_device(self.info.id)?;
         self.submit(None, CommandKind::Fill { dst, value })
     }
 
@@ -491,10 +474,8 @@ impl Queue for GatedQueue {
         dst: Region,
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
-        self.check_own(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        dst.check_device(self.info.id)?;
+        check_copy(&src, &dst)?;
         let other = self.gate.lock().devices.get(&src.buffer().device()).cloned();
         if !other.is_some_and(|other| copies(self.copy_rule, &self.info, &other)) {
             return Ok(CopyOutcome::Unreachable);
@@ -504,7 +485,7 @@ impl Queue for GatedQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        bindings.iter().try_for_each(|region| self.check_own(region))?;
+        bindings.iter().try_for_each(|region| region.check_device(self.info.id))?;
         self.submit(None, CommandKind::Run { program: program.clone(), bindings: Arc::clone(bindings) })
     }
 

@@ -7,8 +7,7 @@
 //! | [`recording_device`] | counts calls; refuses chosen ops; fails or waits on request |
 //! | [`gated_device`] | delays every command until the host waits, then runs the commands of all queues in a seeded order, and reports data races |
 //! | [`delaying_device`] | computes nothing, and advances virtual time instead: schedules are compared without a clock |
-//! | [`forwarding_device`] | forwards to another device, with queues that a test replaces |
-//! | [`isolated_device`] | is in a copy domain of its own: no other device copies from its memory |
+//! | [`forwarding_device`] | forwards to another device, with a description, preferred ops and queues that a test replaces |
 //!
 //! A device that does nothing ships in fanout itself: [`fanout::device::noop`].
 //!
@@ -31,7 +30,6 @@ pub mod delaying_device;
 pub mod forwarding_device;
 pub mod gated_device;
 pub mod inputs;
-pub mod isolated_device;
 pub mod op_case;
 pub mod protocol_relay;
 mod races;

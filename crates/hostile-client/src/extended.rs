@@ -155,19 +155,16 @@ impl Attacker<'_> {
 
     /// A message that clients send rarely, or never.
     fn rare_message(&mut self, queue: u32, len: u64) -> Vec<u8> {
-        let (span, tickets) = (self.span(len), [[7; TRANSFER_TOKEN_BYTES]; 3]);
-        let tickets = TransferTokenList(&tickets[..self.choices.below(4)]);
+        let (span, token) = (self.span(len), [7; TRANSFER_TOKEN_BYTES]);
         match self.choices.below(11) {
             0 => encode_ext(&ExtRequest::CloseQueue(CloseQueue { queue })),
             1 => encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue: self.choices.word() as u32, device: 0 })),
             2 => encode_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() })),
             3 => self.load(queue, span),
             4 => encode_ext(&ExtRequest::IssueTokens(IssueTokens { count: self.choices.extreme() as u32 })),
-            5 => encode_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, tokens: tickets })),
-            6 => {
-                encode_ext(&ExtRequest::SendToPeer(SendToPeer { queue, span, tokens: tickets, address: "127.0.0.1:1" }))
-            }
-            7 => encode_ext(&ExtRequest::PeerWrite(PeerWrite { token: [7; TRANSFER_TOKEN_BYTES], data: &[1; 100] })),
+            5 => encode_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, token })),
+            6 => encode_ext(&ExtRequest::SendToPeer(SendToPeer { queue, span, token, address: "127.0.0.1:1" })),
+            7 => encode_ext(&ExtRequest::PeerWrite(PeerWrite { token, at: 0, data: &[1; 100] })),
             8 => encode_ext(&ExtRequest::ProbePeer(ProbePeer { address: "127.0.0.1:1" })),
             9 => encode_ext(&ExtRequest::Status(Status {})),
             _ => {

@@ -45,7 +45,7 @@ impl CpuMemory {
         let rests = unconverted(spans, panels);
         let done = rests.is_empty();
         if done {
-            spans.iter().for_each(|span| map.finish_conversion(span));
+            spans.iter().for_each(|span| map.delays.finish(&span.range));
         }
         rests.into_iter().for_each(|rest| map.mark_packed(rest.range.start, rest));
         Ok(done)
@@ -112,7 +112,7 @@ impl CpuMemory {
                 failed.store(true, Relaxed);
             }
         };
-        pool.run(true, &job);
+        pool.run(&job);
         if failed.into_inner() {
             return Err(DeviceError::Bug("converting a range between rows and panels failed".to_owned()));
         }

@@ -2,24 +2,13 @@
 //! lock.
 
 use crate::cpu::panel::{self, PANEL_ROWS};
+use crate::device::{RepackDelays, next_layout_version};
 use crate::tensor::{DType, TensorDesc};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// Smallest tensor worth packing, in bytes. Spans share no byte, and neither do ranges with a delay, so each list of a memory
-/// has at most one entry per this many bytes: the lists take some 0.5% of the memory.
-pub(super) const MIN_PACKED_BYTES: usize = 16 << 10;
 
 /// Largest panel in bytes. Rewriting a panel needs scratch of its size, which is charged to no memory budget. Rows of 128 KiB
 /// are far longer than those of any model.
 const MAX_PANEL_BYTES: usize = PANEL_ROWS * (128 << 10);
-
-/// Runs that multiply a tensor as rows, after a program has needed it as rows for the first time, before it is packed again.
-/// A conversion there and back takes about as long as ten products of one column.
-pub(super) const FIRST_REPACK_DELAY: u32 = 16;
-
-/// The longest delay: a tensor that programs need in both layouts for ever is then converted every 1024 runs.
-const MAX_REPACK_DELAY: u32 = 1024;
 
 /// Type and length of the rows of a panel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -86,45 +75,10 @@ pub(super) fn shifted(range: &Range<usize>, by: usize) -> Option<Range<usize>> {
 pub(super) struct LayoutMap {
     /// Spans that hold panels; sorted and disjoint.
     packed: Vec<PanelSpan>,
-    /// Sorted and disjoint.
-    delays: Vec<RepackDelay>,
+    pub(super) delays: RepackDelays,
     /// Ranges that uploads are writing piece by piece, one entry per upload.
     pinned: Vec<Range<usize>>,
     version: u64,
-}
-
-/// A range that was packed until a program needed it as rows. Products then read it as rows for a number of runs before it is
-/// packed again, so that two programs that need it in different layouts do not convert it back and forth.
-#[derive(Debug)]
-struct RepackDelay {
-    range: Range<usize>,
-    /// Runs of the last delay. The next delay is twice as long.
-    runs: u32,
-    /// Runs that are left of it: counted down under the shared lock.
-    left: AtomicU32,
-    /// The conversion to rows gave way, and is to go on first.
-    converting: bool,
-}
-
-impl RepackDelay {
-    fn is_over(&self) -> bool {
-        !self.converting && self.left.load(Ordering::Relaxed) == 0
-    }
-
-    /// The parts before and behind a range, if they are worth packing.
-    fn outside(&self, range: &Range<usize>) -> impl Iterator<Item = RepackDelay> {
-        let parts =
-            [self.range.start..range.start.max(self.range.start), range.end.min(self.range.end)..self.range.end];
-        let (runs, left, converting) = (self.runs, self.left.load(Ordering::Relaxed), self.converting);
-        let delay = move |range| RepackDelay { range, runs, left: AtomicU32::new(left), converting };
-        parts.into_iter().filter(|part| part.len() >= MIN_PACKED_BYTES).map(delay)
-    }
-}
-
-/// Versions are unique in a process: equal versions mean the same memory in the same state.
-fn next_version() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
@@ -133,7 +87,12 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 
 impl LayoutMap {
     pub(super) fn new() -> LayoutMap {
-        LayoutMap { packed: Vec::new(), delays: Vec::new(), pinned: Vec::new(), version: next_version() }
+        LayoutMap {
+            packed: Vec::new(),
+            delays: RepackDelays::default(),
+            pinned: Vec::new(),
+            version: next_layout_version(),
+        }
     }
 
     /// Version of the map; changes with every change of the layout.
@@ -179,36 +138,12 @@ impl LayoutMap {
 
     /// Whether a row-major range may be packed.
     pub(super) fn may_pack(&self, range: &Range<usize>) -> bool {
-        self.is_unclaimed(range) && !self.is_delayed(range)
+        self.is_unclaimed(range) && !self.delays.is_delayed(range)
     }
 
     /// Whether a range is row-major, and no upload writes it.
     pub(super) fn is_unclaimed(&self, range: &Range<usize>) -> bool {
         self.is_row_major(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
-    }
-
-    /// Whether some byte of a range must not be packed yet.
-    pub(super) fn is_delayed(&self, range: &Range<usize>) -> bool {
-        self.delays_of(range).iter().any(|delay| !delay.is_over())
-    }
-
-    /// Counts a run that multiplies a range as rows, if it reads the start of a range with a delay.
-    pub(super) fn count_run(&self, range: &Range<usize>) {
-        let delays = self.delays_of(range).iter().filter(|delay| !delay.converting && range.start <= delay.range.start);
-        for delay in delays {
-            let count = |left: u32| left.checked_sub(1);
-            _ = delay.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
-        }
-    }
-
-    fn delays_of(&self, range: &Range<usize>) -> &[RepackDelay] {
-        &self.delays[self.delay_indices(range)]
-    }
-
-    fn delay_indices(&self, range: &Range<usize>) -> Range<usize> {
-        let first = self.delays.partition_point(|delay| delay.range.end <= range.start);
-        let count = self.delays[first..].partition_point(|delay| delay.range.start < range.end);
-        first..first + count
     }
 
     /// What has yet to be packed of a span: all of it, or what an unfinished conversion and uploads of parts have left. Empty if
@@ -226,7 +161,7 @@ impl LayoutMap {
         }
         // What is packed of it has these panels, and belongs to no larger tensor.
         let allowed = packed.iter().all(|packed| span.contains(packed))
-            && !self.is_delayed(&span.range)
+            && !self.delays.is_delayed(&span.range)
             && rests.iter().all(|rest| self.may_pack(&rest.range));
         if allowed { rests } else { Vec::new() }
     }
@@ -246,7 +181,7 @@ impl LayoutMap {
             }
             _ => self.packed.insert(at, panels),
         }
-        self.version = next_version();
+        self.version = next_layout_version();
     }
 
     /// Removes from the map the panels that a conversion has not packed: they are the end of a packed span. Of several such ends,
@@ -259,7 +194,7 @@ impl LayoutMap {
                 self.packed.remove(at);
             }
         }
-        self.version = next_version();
+        self.version = next_layout_version();
     }
 
     /// Removes the packed spans that overlap a range, because a program needs it as rows, and delays packing them again.
@@ -269,51 +204,12 @@ impl LayoutMap {
         if at.is_empty() {
             return Vec::new();
         }
-        self.version = next_version();
+        self.version = next_layout_version();
         let removed: Vec<PanelSpan> = self.packed.drain(at).collect();
         for span in &removed {
-            self.delay(span.range.clone());
+            self.delays.begin(span.range.clone());
         }
         removed
-    }
-
-    /// Delays packing of a range, whose conversion to rows begins, or goes on.
-    fn delay(&mut self, range: Range<usize>) {
-        let at = self.delay_indices(&range);
-        let goes_on = |delay: &&mut RepackDelay| {
-            !delay.is_over() && delay.range.start <= range.start && range.end <= delay.range.end
-        };
-        if let Some(delay) = self.delays[at.clone()].iter_mut().find(goes_on) {
-            delay.converting = true;
-            return;
-        }
-        let (mut runs, mut left) = (0, 0);
-        let (mut before, mut after) = (Vec::new(), Vec::new());
-        for delay in self.delays.drain(at.clone()) {
-            (runs, left) = (runs.max(delay.runs), left.max(delay.left.load(Ordering::Relaxed)));
-            for part in delay.outside(&range) {
-                if part.range.start < range.start { before.push(part) } else { after.push(part) }
-            }
-        }
-        if left == 0 {
-            runs = (2 * runs).clamp(FIRST_REPACK_DELAY, MAX_REPACK_DELAY);
-            left = runs;
-        }
-        let new = RepackDelay { range, runs, left: AtomicU32::new(left), converting: true };
-        self.delays.splice(at.start..at.start, before.into_iter().chain([new]).chain(after));
-    }
-
-    /// Records that the conversion of a span to rows has reached its end.
-    pub(super) fn finish_conversion(&mut self, span: &PanelSpan) {
-        let at = self.delay_indices(&span.range);
-        self.delays[at].iter_mut().for_each(|delay| delay.converting = false);
-    }
-
-    /// Forgets the delays of a range that gets a new content: another tensor may take its place.
-    pub(super) fn forget_delays(&mut self, range: &Range<usize>) {
-        let at = self.delay_indices(range);
-        let kept: Vec<RepackDelay> = self.delays[at.clone()].iter().flat_map(|delay| delay.outside(range)).collect();
-        self.delays.splice(at, kept);
     }
 
     /// Removes the packed spans inside a range that is about to be overwritten: they may be packed again at once.
@@ -326,9 +222,9 @@ impl LayoutMap {
         if !at.is_empty() {
             // An overwritten span has nothing left to convert; its delay must not wait for that conversion.
             for span in self.packed.drain(at).collect::<Vec<_>>() {
-                self.finish_conversion(&span);
+                self.delays.finish(&span.range);
             }
-            self.version = next_version();
+            self.version = next_layout_version();
         }
     }
 
@@ -343,13 +239,13 @@ impl LayoutMap {
     /// Keeps a range row-major until [`LayoutMap::unpin`].
     pub(super) fn pin(&mut self, range: Range<usize>) {
         self.pinned.push(range);
-        self.version = next_version();
+        self.version = next_layout_version();
     }
 
     pub(super) fn unpin(&mut self, range: &Range<usize>) {
         if let Some(at) = self.pinned.iter().position(|pin| pin == range) {
             self.pinned.swap_remove(at);
         }
-        self.version = next_version();
+        self.version = next_layout_version();
     }
 }

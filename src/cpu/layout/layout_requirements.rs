@@ -1,6 +1,7 @@
 //! Layouts that a program needs of its memories, computed once when the program is compiled.
 
-use super::layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelLayout, PanelSpan, shifted};
+use super::layout_map::{LayoutMap, PanelLayout, PanelSpan, shifted};
+use crate::device::MIN_PACKED_BYTES;
 use crate::graph::SlotOffset;
 use crate::tensor::TensorDesc;
 use std::cmp::Reverse;
@@ -121,12 +122,12 @@ impl LayoutRequirements {
     /// Whether packing of a span that the program prefers as panels is delayed; `base` as in
     /// [`LayoutRequirements::satisfied_by`].
     pub(super) fn is_delayed(&self, base: usize, map: &LayoutMap) -> bool {
-        self.preferred(base).any(|span| map.is_delayed(&span.range))
+        self.preferred(base).any(|span| map.delays.is_delayed(&span.range))
     }
 
     /// Counts a run of the program for the delays of its spans.
     pub(super) fn count_run(&self, base: usize, map: &LayoutMap) {
-        self.preferred(base).for_each(|span| map.count_run(&span.range));
+        self.preferred(base).for_each(|span| map.delays.count_run(&span.range));
     }
 
     fn preferred(&self, base: usize) -> impl Iterator<Item = PanelSpan> {

@@ -7,9 +7,8 @@
 //! - A transfer sees rows and leaves panels packed: reads unpack into the reader's bytes, writes to a part of a tensor pack into
 //!   the panels that they touch (`row_access`). A transfer that overwrites the whole span removes it from the map, since another
 //!   tensor may take its place; the span may be packed again.
-//! - A program with a kernel that needs rows, or writes them, converts the whole span back. Then packing is delayed: the next
-//!   16 runs multiply the span as rows, and twice as many after each further conversion (1024 at most), so that two programs that
-//!   use one tensor in different ways do not convert it back and forth. An upload ends the delay.
+//! - A program with a kernel that needs rows, or writes them, converts the whole span back, which delays packing it again
+//!   (`RepackDelays`).
 //!
 //! # Locks
 //! Queues of one process may share a memory and read it at the same time, without timeline points that order them. Therefore
@@ -45,11 +44,13 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 
 use super::memory::{HostMemory, View};
 use super::pool::Pool;
-use crate::device::{DeviceError, HostBuffer, Lane, MemoryBudget, ReadOnlyMapping, SourceError, Turn};
+use crate::device::{
+    DeviceError, HostBuffer, Lane, MIN_PACKED_BYTES, MemoryBudget, ReadOnlyMapping, Region, SourceError, Turn,
+};
 use crate::poison::Unpoisoned;
 use crate::tensor::TensorDesc;
 use conversion::pack_panel;
-use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
+use layout_map::{LayoutMap, PanelSpan, shifted};
 use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
@@ -137,9 +138,20 @@ impl CpuMemory {
         CpuMemory { pages: HostMemory::from_read_only(memory), map: RwLock::new(LayoutMap::new()) }
     }
 
-    /// [`DeviceError::Misuse`] for read-only memory. Transfers and programs that write call it when they are submitted.
-    pub(super) fn check_writable(&self) -> Result<(), DeviceError> {
-        if self.pages.is_read_only() { Err(READ_ONLY) } else { Ok(()) }
+    /// The memory of a region.
+    pub(super) fn of(region: &Region) -> Result<&CpuMemory, DeviceError> {
+        region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
+    }
+
+    /// As [`CpuMemory::of`], for a region that a transfer or a program is to write: read-only memory is refused.
+    pub(super) fn writable(region: &Region) -> Result<&CpuMemory, DeviceError> {
+        let memory = CpuMemory::of(region)?;
+        if memory.pages.is_read_only() { Err(READ_ONLY) } else { Ok(memory) }
+    }
+
+    /// The memory itself, whose layout the caller must not depend on.
+    pub(super) fn pages(&self) -> &HostMemory {
+        &self.pages
     }
 
     /// As [`HostMemory::populate`].
@@ -385,7 +397,7 @@ impl CpuMemory {
         }
         let mut map = self.write_map();
         map.forget_overwritten(&range);
-        map.forget_delays(&range);
+        map.delays.forget(&range);
         let Range { mut start, mut end } = range;
         for span in map.packed_in(&range) {
             if span.range.start <= start {

@@ -11,37 +11,43 @@
 //!
 //! A source that its op updates ([`OpFamily::updates`](crate::ops::OpFamily::updates)) follows the rules of a destination.
 //!
-//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings
-//! of the process and of each client.
+//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. Both reserve their mappings
+//! in the budgets of the process and of the client.
 //!
 //! Not here: repacked weights and the lock over their layout, which are in `layout`. Start with `view.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
+#[cfg(test)]
+pub(super) mod accesses;
 mod huge_pages;
-mod mapping_budget;
+mod populated;
 mod slab;
 #[cfg(test)]
 mod tests;
 mod view;
 
 pub(crate) use huge_pages::choose_page_size;
+pub(crate) use populated::BLOCK;
 pub(crate) use slab::charged_bytes;
 pub(crate) use view::View;
 
 use crate::device::{DeviceError, HostBuffer, MemoryBudget, ReadOnlyMapping};
 use crossbeam::utils::CachePadded;
-use mapping_budget::Purpose;
 use memmap2::MmapMut;
-use slab::{MappingPermits, SlabAllocator, Slot};
+use populated::PopulatedBlocks;
+use slab::{MappingPermits, Purpose, SlabAllocator, Slot};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Host memory of a buffer or of scratch; unmapped or returned to its owner when dropped.
 pub(crate) struct HostMemory {
     start: NonNull<u8>,
     bytes: usize,
     owner: Owner,
+    /// Of large memory with a mapping of its own.
+    populated: Option<PopulatedBlocks>,
 }
 
 enum Owner {
@@ -84,31 +90,39 @@ impl HostMemory {
         (purpose, budget): (Purpose, &Arc<MemoryBudget>),
     ) -> Result<HostMemory, DeviceError> {
         if bytes == 0 {
-            return Ok(HostMemory { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes, owner: Owner::Empty });
+            let start = NonNull::<CachePadded<u8>>::dangling().cast();
+            return Ok(HostMemory { start, bytes, owner: Owner::Empty, populated: None });
         }
         if let Some(slot) = slabs.slot(bytes, purpose, budget)? {
-            return Ok(HostMemory { start: slot.start(), bytes, owner: Owner::Slot(slot) });
+            return Ok(HostMemory { start: slot.start(), bytes, owner: Owner::Slot(slot), populated: None });
         }
         let (mut map, permits) = slabs.map_alone(bytes, purpose, budget)?;
         huge_pages::advise(&map);
         let start = NonNull::from(&mut map[..]).cast();
-        Ok(HostMemory { start, bytes, owner: Owner::Mapped { map, _permits: permits } })
+        let populated = PopulatedBlocks::new(bytes);
+        Ok(HostMemory { start, bytes, owner: Owner::Mapped { map, _permits: permits }, populated })
     }
 
     /// Uses the memory of an imported host buffer.
     pub(crate) fn from_host_buffer(mut memory: HostBuffer) -> HostMemory {
         let (start, bytes) = (NonNull::from(&mut memory[..]).cast(), memory.len());
-        HostMemory { start, bytes, owner: Owner::Imported { _memory: memory } }
+        HostMemory { start, bytes, owner: Owner::Imported { _memory: memory }, populated: None }
     }
 
     /// Uses the memory of a read-only mapping.
     pub(crate) fn from_read_only(memory: ReadOnlyMapping) -> HostMemory {
         let (start, bytes) = (NonNull::from(&memory[..]).cast(), memory.len());
-        HostMemory { start, bytes, owner: Owner::ReadOnly { _memory: memory } }
+        HostMemory { start, bytes, owner: Owner::ReadOnly { _memory: memory }, populated: None }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// For tests that ask the system which pages exist.
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> usize {
+        self.start.addr().get()
     }
 
     /// Whether a write to the memory would kill the process. All functions that write refuse such memory.
@@ -119,6 +133,7 @@ impl HostMemory {
     /// Prefault: has the system allocate the pages of a range now, so that the next write to them takes no page faults.
     /// Changes no byte. Does nothing for ranges outside, and where the system has no such call.
     pub(crate) fn populate(&self, range: Range<usize>) {
+        self.record_populated(&range);
         #[cfg(target_os = "linux")]
         if self.checked_ptr(range.start, range.len()).is_some() {
             match &self.owner {
@@ -134,6 +149,26 @@ impl HostMemory {
         let _ = (range, &self.owner);
     }
 
+    /// Prefaults the blocks of [`BLOCK`] bytes that a range touches and whose pages were neither prefaulted nor written as a whole.
+    /// Does nothing for memory below 16 MiB, for slots and for imported memory. Ends early once `abort` is set.
+    pub(crate) fn populate_new_blocks(&self, range: Range<usize>, abort: &AtomicBool) {
+        let Some(populated) = &self.populated else { return };
+        let range = range.start..range.end.min(self.bytes);
+        while let Some(block) = populated.first_missing(&range)
+            && !abort.load(Ordering::Relaxed)
+        {
+            let start = block * BLOCK;
+            self.populate(start..self.bytes.min(start + BLOCK));
+        }
+    }
+
+    /// Records that the pages of a range exist.
+    fn record_populated(&self, range: &Range<usize>) {
+        if let Some(populated) = &self.populated {
+            populated.insert(range, self.bytes);
+        }
+    }
+
     /// Copies bytes in; false if the range lies outside or is read-only.
     #[must_use]
     pub(crate) fn write(&self, offset: usize, src: &[u8]) -> bool {
@@ -141,6 +176,7 @@ impl HostMemory {
         // SAFETY: `writable_ptr` has checked the bounds. `src` is a Rust slice, which never lies in device memory that a queue
         // writes. The queue runs no node meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        self.record_populated(&(offset..offset + src.len()));
         true
     }
 
@@ -173,6 +209,7 @@ impl HostMemory {
         let Some(dst) = self.writable_ptr(offset, bytes) else { return false };
         // SAFETY: `writable_ptr` has checked the bounds; the queue runs no node meanwhile.
         unsafe { std::ptr::write_bytes(dst, value, bytes) };
+        self.record_populated(&(offset..offset + bytes));
         true
     }
 

@@ -94,6 +94,8 @@ impl<'a> View<'a> {
             "element {i:?} + {n} of {ne:?}"
         );
         assert!((i[0] | n) & (block - 1) == 0, "element {i:?} + {n} in blocks of {block}");
+        #[cfg(test)]
+        super::accesses::count(n);
         let first = self.desc.dtype().blocks(i[0]);
         // SAFETY: each index is below its count, so the offset is below the extent, which lies inside the memory.
         unsafe { self.start.add(first * nb[0] + i[1] * nb[1] + i[2] * nb[2] + i[3] * nb[3]) }

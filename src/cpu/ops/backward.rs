@@ -4,7 +4,7 @@
 use super::rows::check_row;
 use super::{CHUNK, Kernel, RowPieces, for_each_piece, math, rows_per_chunk, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::backward::Backward;
 use crate::ops::{NodeView, OpCode};
@@ -45,14 +45,6 @@ pub(super) fn select(op: Backward, node: &NodeView<'_>) -> Result<Kernel, Unsupp
     })
 }
 
-/// The elements of one piece of a row. The formula's constants of the row are `a`, `b` and `c`.
-struct GradientLoop<'a> {
-    op: RowGradient,
-    out: &'a mut [f32],
-    dy: &'a [f32],
-    x: &'a [f32],
-}
-
 #[derive(Clone, Copy)]
 enum RowGradient {
     Silu,
@@ -68,12 +60,9 @@ enum RowGradient {
     },
 }
 
-impl Multiversion for GradientLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let GradientLoop { op, out, dy, x } = self;
+multiversion! {
+    /// The elements of one piece of a row. The formula's constants of the row are `a`, `b` and `c`.
+    fn gradients<'a>(op: RowGradient, out: &'a mut [f32], dy: &'a [f32], x: &'a [f32]) {
         match op {
             RowGradient::Silu => math::zip(out, dy, x, |dy, x| {
                 let s = math::sigmoid(x);
@@ -90,7 +79,7 @@ fn silu(ctx: &mut KernelContext<'_>) {
     let [a, b, out, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
     RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let (dy, x, out) = (dy.fetch(i, &mut a[..n]), x.fetch(i, &mut b[..n]), &mut out[..n]);
-        run_widest(GradientLoop { op: RowGradient::Silu, out, dy, x });
+        gradients(RowGradient::Silu, out, dy, x);
         dst.store(i, out);
     });
 }
@@ -131,30 +120,24 @@ fn by_rows(
             let op = gradient(total);
             for_each_piece(t, r..r + 1, CHUNK, |i, n| {
                 let (dy, x, out) = (dy.fetch(i, &mut a[..n]), x.fetch(i, &mut b[..n]), &mut out[..n]);
-                run_widest(GradientLoop { op, out, dy, x });
+                gradients(op, out, dy, x);
                 dst.store(i, out);
             });
         }
     }
 }
 
-/// Sum in f64 of the f32 products `x y`.
-fn sum_of_products(x: &[f32], y: &[f32]) -> f64 {
-    struct Products<'a>(&'a [f32], &'a [f32]);
-    impl Multiversion for Products<'_> {
-        type Out = f64;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> f64 {
-            let (mut total, mut products) = (0.0, [0.0; CHUNK]);
-            for (x, y) in self.0.chunks(CHUNK).zip(self.1.chunks(CHUNK)) {
-                let products = &mut products[..x.len()];
-                math::zip(products, x, y, |x, y| x * y);
-                total += math::total_of(products);
-            }
-            total
+multiversion! {
+    /// Sum in f64 of the f32 products `x y`.
+    fn sum_of_products<'a>(x: &'a [f32], y: &'a [f32]) -> f64 {
+        let (mut total, mut products) = (0.0, [0.0; CHUNK]);
+        for (x, y) in x.chunks(CHUNK).zip(y.chunks(CHUNK)) {
+            let products = &mut products[..x.len()];
+            math::zip(products, x, y, |x, y| x * y);
+            total += math::total_of(products);
         }
+        total
     }
-    run_widest(Products(x, y))
 }
 
 /// The sums of REPEAT_BACK. A claim adds a bounded number of copies to one piece of dst, since a small dst may be the sum of

@@ -2,7 +2,7 @@
 
 use super::{CHUNK, Kernel, RowPieces, math, store_cost, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::binary::Binary;
 use crate::ops::mul_mat::NO_EXPERT;
@@ -29,20 +29,9 @@ pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
     Ok(Kernel::new(cost, move |w| each(w, op)).with_local(3 * CHUNK))
 }
 
-/// The op on two rows.
-struct BinaryLoop<'a> {
-    op: Binary,
-    out: &'a mut [f32],
-    x: &'a [f32],
-    y: &'a [f32],
-}
-
-impl Multiversion for BinaryLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let BinaryLoop { op, out, x, y } = self;
+multiversion! {
+    /// The op on two rows.
+    fn apply<'a>(op: Binary, out: &'a mut [f32], x: &'a [f32], y: &'a [f32]) {
         match op {
             Binary::Add | Binary::Add1 | Binary::AddId => math::zip(out, x, y, |x, y| x + y),
             Binary::Sub => math::zip(out, x, y, |x, y| x - y),
@@ -77,7 +66,7 @@ fn each(ctx: &mut KernelContext<'_>, op: Binary) {
             y
         };
         let (x, out) = (a.fetch(i, &mut x[..n]), &mut out[..n]);
-        run_widest(BinaryLoop { op, out, x, y });
+        apply(op, out, x, y);
         dst.store(i, out);
     });
 }

@@ -2,7 +2,7 @@
 
 use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::glu::{Glu, GluKind};
@@ -18,20 +18,9 @@ pub(super) fn select(op: Glu, node: &NodeView<'_>) -> Result<Kernel, Unsupported
     Ok(kernel.with_local(3 * CHUNK))
 }
 
-/// The gated unit on two rows.
-struct GluLoop<'a> {
-    kind: GluKind,
-    out: &'a mut [f32],
-    x: &'a [f32],
-    g: &'a [f32],
-}
-
-impl Multiversion for GluLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let GluLoop { kind, out, x, g } = self;
+multiversion! {
+    /// The gated unit on two rows.
+    fn gate<'a>(kind: GluKind, out: &'a mut [f32], x: &'a [f32], g: &'a [f32]) {
         match kind {
             GluKind::Reglu => math::zip(out, x, g, |x, g| if x > 0.0 { x * g } else { 0.0 }),
             GluKind::Geglu => math::zip(out, x, g, |x, g| math::gelu(x) * g),
@@ -75,7 +64,7 @@ fn glu(ctx: &mut KernelContext<'_>, op: Glu) {
         let x = a.fetch([i[0] + x_at, i[1], i[2], i[3]], &mut x[..n]);
         let g = b.fetch([i[0] + g_at, i[1], i[2], i[3]], &mut g[..n]);
         let out = &mut out[..n];
-        run_widest(GluLoop { kind: op.kind, out, x, g });
+        gate(op.kind, out, x, g);
         dst.store(i, out);
     });
 }

@@ -2,7 +2,7 @@
 //!
 //! Polynomials that are not Taylor series were interpolated at Chebyshev nodes in f64.
 
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 
 /// `1.5 * 2^23`: adding it to a small float rounds that to an integer in the low mantissa bits.
 const ROUND: f32 = 12_582_912.0;
@@ -85,103 +85,75 @@ pub(super) fn zip(out: &mut [f32], x: &[f32], y: &[f32], f: impl Fn(f32, f32) ->
     }
 }
 
-/// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the second pass of a softmax.
-pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
-    struct ExpSum<'a>(&'a mut [f32], f32);
-    impl Multiversion for ExpSum<'_> {
-        type Out = f64;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> f64 {
-            let shift = self.1;
-            let mut total = 0.0;
-            // In chunks, so that the sum reads its values from the L1 cache.
-            for part in self.0.chunks_mut(super::CHUNK) {
-                update(part, |x| exp(x - shift));
-                total += total_of(part);
-            }
-            total
+multiversion! {
+    /// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the second pass of a softmax.
+    pub(super) fn exp_sum<'a>(x: &'a mut [f32], shift: f32) -> f64 {
+        let mut total = 0.0;
+        // In chunks, so that the sum reads its values from the L1 cache.
+        for part in x.chunks_mut(super::CHUNK) {
+            update(part, |x| exp(x - shift));
+            total += total_of(part);
         }
+        total
     }
-    run_widest(ExpSum(x, shift))
 }
 
-/// Number of elements up to the last that is not -inf.
-pub(super) fn unmasked(x: &[f32]) -> usize {
-    struct Unmasked<'a>(&'a [f32]);
-    impl Multiversion for Unmasked<'_> {
-        type Out = usize;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> usize {
-            let shown = |x: f32| x != f32::NEG_INFINITY;
-            let (blocks, rest) = self.0.as_chunks::<32>();
-            if let Some(last) = rest.iter().rposition(|&x| shown(x)) {
-                return 32 * blocks.len() + last + 1;
-            }
-            // Without a branch per element, so that it vectorises.
-            let any = |block: &[f32; 32]| block.iter().fold(false, |any, &x| any | shown(x));
-            let last = |b: usize| 32 * b + blocks[b].iter().rposition(|&x| shown(x)).map_or(0, |last| last + 1);
-            blocks.iter().rposition(any).map_or(0, last)
+multiversion! {
+    /// Number of elements up to the last that is not -inf.
+    pub(super) fn unmasked<'a>(x: &'a [f32]) -> usize {
+        let shown = |x: f32| x != f32::NEG_INFINITY;
+        let (blocks, rest) = x.as_chunks::<32>();
+        if let Some(last) = rest.iter().rposition(|&x| shown(x)) {
+            return 32 * blocks.len() + last + 1;
         }
+        // Without a branch per element, so that it vectorises.
+        let any = |block: &[f32; 32]| block.iter().fold(false, |any, &x| any | shown(x));
+        let last = |b: usize| 32 * b + blocks[b].iter().rposition(|&x| shown(x)).map_or(0, |last| last + 1);
+        blocks.iter().rposition(any).map_or(0, last)
     }
-    run_widest(Unmasked(x))
 }
 
-/// Multiplies each `x` by `factor`.
-pub(super) fn scale(x: &mut [f32], factor: f32) {
-    struct Scale<'a>(&'a mut [f32], f32);
-    impl Multiversion for Scale<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) {
-            update(self.0, |x| x * self.1);
-        }
+multiversion! {
+    /// Multiplies each `x` by `factor`.
+    pub(super) fn scale<'a>(x: &'a mut [f32], factor: f32) {
+        update(x, |x| x * factor);
     }
-    run_widest(Scale(x, factor));
 }
 
-/// `out = x + y`.
-pub(super) fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
-    struct Add<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
-    impl Multiversion for Add<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) {
-            zip(self.0, self.1, self.2, |x, y| x + y);
+multiversion! {
+    /// `sums += x * factor`.
+    pub(super) fn add_scaled<'a>(sums: &'a mut [f32], x: &'a [f32], factor: f32) {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *sum += x * factor;
         }
     }
-    run_widest(Add(out, x, y));
 }
 
-/// Sum in f64.
-pub(super) fn sum(x: &[f32]) -> f64 {
-    struct Sum<'a>(&'a [f32]);
-    impl Multiversion for Sum<'_> {
-        type Out = f64;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> f64 {
-            total_of(self.0)
-        }
+multiversion! {
+    /// `out = x + y`.
+    pub(super) fn add<'a>(out: &'a mut [f32], x: &'a [f32], y: &'a [f32]) {
+        zip(out, x, y, |x, y| x + y);
     }
-    run_widest(Sum(x))
 }
 
-/// Sum of the squares of `x - shift`: products in f32, sum in f64.
-pub(super) fn sum_of_squares(x: &[f32], shift: f32) -> f64 {
-    struct Squares<'a>(&'a [f32], f32);
-    impl Multiversion for Squares<'_> {
-        type Out = f64;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> f64 {
-            let (mut total, mut squares) = (0.0, [0.0; super::CHUNK]);
-            for x in self.0.chunks(super::CHUNK) {
-                let squares = &mut squares[..x.len()];
-                zip(squares, x, x, |x, _| (x - self.1) * (x - self.1));
-                total += total_of(squares);
-            }
-            total
-        }
+multiversion! {
+    /// Sum in f64.
+    pub(super) fn sum<'a>(x: &'a [f32]) -> f64 {
+        total_of(x)
     }
-    run_widest(Squares(x, shift))
+}
+
+multiversion! {
+    /// Sum of the squares of `x - shift`: products in f32, sum in f64.
+    pub(super) fn sum_of_squares<'a>(x: &'a [f32], shift: f32) -> f64 {
+        let (mut total, mut squares) = (0.0, [0.0; super::CHUNK]);
+        for x in x.chunks(super::CHUNK) {
+            let squares = &mut squares[..x.len()];
+            zip(squares, x, x, |x, _| (x - shift) * (x - shift));
+            total += total_of(squares);
+        }
+        total
+    }
 }
 
 /// Sum in f64 with many independent accumulators: with one, each addition would wait for the previous one. The loop only
@@ -208,17 +180,11 @@ pub(super) fn total_of(x: &[f32]) -> f64 {
     lanes[0]
 }
 
-/// The largest value, -inf if there is none; NaNs are ignored.
-pub(super) fn max(x: &[f32]) -> f32 {
-    struct Max<'a>(&'a [f32]);
-    impl Multiversion for Max<'_> {
-        type Out = f32;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> f32 {
-            largest(self.0)
-        }
+multiversion! {
+    /// The largest value, -inf if there is none; NaNs are ignored.
+    pub(super) fn max<'a>(x: &'a [f32]) -> f32 {
+        largest(x)
     }
-    run_widest(Max(x))
 }
 
 #[inline(always)]
@@ -262,20 +228,19 @@ pub(super) fn cos(x: &mut [f32]) {
     update(x, |x| cos_sin_of(x).0);
 }
 
-/// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.
-pub(super) fn cos_sin(angles: &[f32], magnitude: f32, cos: &mut [f32], sin: &mut [f32]) {
-    struct CosSin<'a>(&'a [f32], f32, &'a mut [f32], &'a mut [f32]);
-    impl Multiversion for CosSin<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) {
-            for ((angle, cos), sin) in self.0.iter().zip(self.2).zip(self.3) {
-                let (c, s) = cos_sin_of(*angle);
-                (*cos, *sin) = (c * self.1, s * self.1);
-            }
+multiversion! {
+    /// As [`cos_sin`], for angles up to [`MAX_REDUCED_ANGLE`].
+    fn reduced_cos_sin<'a>(angles: &'a [f32], magnitude: f32, cos: &'a mut [f32], sin: &'a mut [f32]) {
+        for ((angle, cos), sin) in angles.iter().zip(cos).zip(sin) {
+            let (c, s) = cos_sin_of(*angle);
+            (*cos, *sin) = (c * magnitude, s * magnitude);
         }
     }
-    run_widest(CosSin(angles, magnitude, cos, sin));
+}
+
+/// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.
+pub(super) fn cos_sin(angles: &[f32], magnitude: f32, cos: &mut [f32], sin: &mut [f32]) {
+    reduced_cos_sin(angles, magnitude, cos, sin);
     for ((angle, cos), sin) in angles.iter().zip(cos).zip(sin) {
         if angle.abs() > MAX_REDUCED_ANGLE {
             (*cos, *sin) = (angle.cos() * magnitude, angle.sin() * magnitude);

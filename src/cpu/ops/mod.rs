@@ -25,6 +25,7 @@ mod pool;
 mod recurrence;
 mod reduce;
 pub(super) mod rope;
+pub(super) mod row_limits;
 mod rows;
 mod sequence;
 mod softmax;
@@ -67,14 +68,14 @@ pub enum MathMode {
 /// The kernel of one node, with its scratch sizes, its cost and the layouts it can read.
 pub(super) struct Kernel {
     run: Box<dyn Fn(&mut KernelContext<'_>) + Send + Sync>,
-    cost: usize,
+    pub(super) cost: usize,
     /// Whether the node is one part, which one worker runs.
     has_one_part: bool,
-    local: usize,
-    shared: usize,
-    syncs: usize,
+    pub(super) local: usize,
+    pub(super) shared: usize,
+    pub(super) syncs: usize,
     src0_access: LayoutAccess,
-    packed_rhs: Option<RhsPacking>,
+    pub(super) packed_rhs: Option<RhsPacking>,
     publish: Option<(u32, Box<Kernel>)>,
 }
 
@@ -146,10 +147,6 @@ impl Kernel {
         self.publish.take()
     }
 
-    pub(super) fn packed_rhs(&self) -> Option<RhsPacking> {
-        self.packed_rhs
-    }
-
     /// The layouts in which the kernel can read source `i`.
     pub(super) fn access(&self, i: usize) -> LayoutAccess {
         if i == 0 { self.src0_access } else { LayoutAccess::Rows }
@@ -165,24 +162,8 @@ impl Kernel {
         (self.run)(ctx);
     }
 
-    pub(super) fn cost(&self) -> usize {
-        self.cost
-    }
-
     pub(super) fn runs_serially(&self) -> bool {
         self.has_one_part || self.cost < MIN_SHARED_COST
-    }
-
-    pub(super) fn local(&self) -> usize {
-        self.local
-    }
-
-    pub(super) fn shared(&self) -> usize {
-        self.shared
-    }
-
-    pub(super) fn syncs(&self) -> usize {
-        self.syncs
     }
 }
 
@@ -191,6 +172,7 @@ impl Kernel {
 /// # Errors
 /// [`Unsupported`] with the reason why the CPU cannot run the node.
 pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel, Unsupported> {
+    row_limits::check(node)?;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
         Op::Unary(op) => unary::select(*op, node),

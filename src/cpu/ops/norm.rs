@@ -4,7 +4,7 @@
 use super::{CHUNK, Kernel, math, rows_per_chunk, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::graph::fuse::NormFusion;
 use crate::ops::NodeView;
@@ -136,7 +136,7 @@ impl NormRegion<'_> {
             // The index in a broadcast operand.
             let row = |ne: [usize; 4]| [i[0], i[1] % ne[1], i[2] % ne[2], i[3] % ne[3]];
             let weights = self.weights.map(|weights| weights.fetch(row(weights.ne()), &mut y[..n]));
-            run_widest(ScaleLoop { out, x, weights, shift, scale });
+            shift_and_scale(out, x, weights, shift, scale);
             if let Some(bias) = self.bias {
                 let bias = bias.fetch(row(bias.ne()), &mut y[..n]);
                 out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
@@ -165,21 +165,9 @@ impl NormRegion<'_> {
     }
 }
 
-/// `out = (x - shift) scale`, times `weights` if present. A shift of 0 changes nothing.
-struct ScaleLoop<'a> {
-    out: &'a mut [f32],
-    x: &'a [f32],
-    weights: Option<&'a [f32]>,
-    shift: f32,
-    scale: f32,
-}
-
-impl Multiversion for ScaleLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let ScaleLoop { out, x, weights, shift, scale } = self;
+multiversion! {
+    /// `out = (x - shift) scale`, times `weights` if present. A shift of 0 changes nothing.
+    fn shift_and_scale<'a>(out: &'a mut [f32], x: &'a [f32], weights: Option<&'a [f32]>, shift: f32, scale: f32) {
         match weights {
             Some(weights) => math::zip(out, x, weights, |x, factor| (x - shift) * scale * factor),
             None => math::zip(out, x, x, |x, _| (x - shift) * scale),

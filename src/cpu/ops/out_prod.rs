@@ -4,7 +4,7 @@
 use super::{Kernel, empty_sum, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::tensor::DType::F32;
@@ -123,7 +123,7 @@ fn add_packed(
             pack::<{ MICRO[0] }>(a_block, k, a.fetch(first + k, &mut row[..columns]));
             pack::<{ MICRO[1] }>(b_block, k, b.fetch(first + k, &mut row[..rows]));
         }
-        run_widest(TileLoop { sums, a: a_block, b: b_block, columns, rows, count });
+        add_tile(sums, a_block, b_block, columns, rows, count);
     }
 }
 
@@ -146,31 +146,25 @@ fn add_to_few_rows(
         }
         let first = a.fetch(k, &mut a0[..columns]);
         if count == 1 {
-            run_widest(FewRowsLoop { sums, a: [first], factors: [factors[0]], rows });
+            add_few_rows(sums, [first], [factors[0]], rows);
         } else {
             let [second, third] =
                 [(k + 1, &mut *a1), (k + 2, &mut *a2)].map(|(k, row)| a.fetch(k, &mut row[..columns]));
             let a = [first, second, third, a.fetch(k + 3, &mut a3[..columns])];
-            run_widest(FewRowsLoop { sums, a, factors, rows });
+            add_few_rows(sums, a, factors, rows);
         }
         k += count;
     }
 }
 
-/// Adds `K` summands to the rows of a tile of [`WIDE_TILE`].
-struct FewRowsLoop<'a, const K: usize> {
-    sums: &'a mut [f32],
-    a: [&'a [f32]; K],
-    factors: [[f32; FEW_ROWS]; K],
-    rows: usize,
-}
-
-impl<const K: usize> Multiversion for FewRowsLoop<'_, K> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let FewRowsLoop { sums, a, factors, rows } = self;
+multiversion! {
+    /// Adds `K` summands to the rows of a tile of [`WIDE_TILE`].
+    fn add_few_rows<'a, const K: usize>(
+        sums: &'a mut [f32],
+        a: [&'a [f32]; K],
+        factors: [[f32; FEW_ROWS]; K],
+        rows: usize,
+    ) {
         let columns = a[0].len();
         let a = a.map(|a| &a[..columns]);
         for (j, sums) in sums.chunks_exact_mut(WIDE_TILE[0]).take(rows).enumerate() {
@@ -197,32 +191,20 @@ fn pack<const N: usize>(block: &mut [f32], k: usize, values: &[f32]) {
     }
 }
 
-/// Adds the products of packed blocks to a tile of sums.
-struct TileLoop<'a> {
-    sums: &'a mut [f32],
-    a: &'a [f32],
-    b: &'a [f32],
-    columns: usize,
-    rows: usize,
-    count: usize,
-}
-
-impl Multiversion for TileLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
+multiversion! {
+    /// Adds the products of packed blocks to a tile of sums.
+    fn add_tile<'a>(sums: &'a mut [f32], a: &'a [f32], b: &'a [f32], columns: usize, rows: usize, count: usize) {
         const N: usize = MICRO[0];
         const M: usize = MICRO[1];
-        let a = self.a.as_chunks::<N>().0.chunks_exact(DEPTH);
-        let b = self.b.as_chunks::<M>().0.chunks_exact(DEPTH);
-        for (sums, b) in self.sums.chunks_exact_mut(TILE[0] * M).zip(b).take(self.rows.div_ceil(M)) {
-            for (strip, a) in a.clone().take(self.columns.div_ceil(N)).enumerate() {
+        let a = a.as_chunks::<N>().0.chunks_exact(DEPTH);
+        let b = b.as_chunks::<M>().0.chunks_exact(DEPTH);
+        for (sums, b) in sums.chunks_exact_mut(TILE[0] * M).zip(b).take(rows.div_ceil(M)) {
+            for (strip, a) in a.clone().take(columns.div_ceil(N)).enumerate() {
                 let mut acc = [[0.0; N]; M];
                 for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(TILE[0])) {
                     acc.copy_from_slice(&sums[strip * N..][..N]);
                 }
-                for (a, b) in a.iter().zip(b).take(self.count) {
+                for (a, b) in a.iter().zip(b).take(count) {
                     for r in 0..M {
                         for l in 0..N {
                             acc[r][l] += a[l] * b[r];

@@ -13,6 +13,9 @@ use std::ops::Range;
 /// Most elements of a window.
 const MAX_WINDOW: usize = 1 << 20;
 
+/// Most work for one element of POOL_2D_BACK: with wide padding, any number of windows covers it.
+const MAX_ELEMENT_COST: usize = 1 << 24;
+
 /// Most elements of a window whose maximum POOL_2D_BACK searches, once for each element that it covers.
 const MAX_SEARCHED: usize = 1 << 11;
 
@@ -51,6 +54,7 @@ pub(super) fn select(op: Pool, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
             let per_gradient = if kind == PoolKind::Max { window.saturating_mul(axes[1].window(h)) } else { window };
             let cost = src.elements().saturating_mul(per_gradient).saturating_add(dst.elements());
             let per_element = cost / dst.elements();
+            bounded(code, "products of an element", per_element, MAX_ELEMENT_COST)?;
             Kernel::new(cost, move |ctx| backward(ctx, kind, &axes, per_element)).with_local(2 * CHUNK)
         }
     })

@@ -3,7 +3,7 @@
 use super::rows::{IdPhases, check_row, owner};
 use super::{CHUNK, Kernel, math, rows_per_chunk, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::rope::{self, Rope, RopeMode};
 use crate::ops::{NodeView, OpCode};
@@ -124,7 +124,7 @@ impl<'a> Rotator<'a> {
             self.token = Some(i[1]);
         }
         let x = ctx.src(0).fetch([0, i[0], i[1], i[2]], self.row);
-        run_widest(RotateLoop { op, x, out, cos: self.cos, sin: self.sin });
+        rotate_pairs(op, x, out, self.cos, self.sin);
     }
 }
 
@@ -186,21 +186,9 @@ impl<'a> AngleTable<'a> {
     }
 }
 
-/// Rotates the pairs of one row and copies the channels outside.
-struct RotateLoop<'a> {
-    op: &'a Rope,
-    x: &'a [f32],
-    out: &'a mut [f32],
-    cos: &'a [f32],
-    sin: &'a [f32],
-}
-
-impl Multiversion for RotateLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let RotateLoop { op, x, out, cos, sin } = self;
+multiversion! {
+    /// Rotates the pairs of one row and copies the channels outside.
+    fn rotate_pairs<'a>(op: &'a Rope, x: &'a [f32], out: &'a mut [f32], cos: &'a [f32], sin: &'a [f32]) {
         let (pairs, start) = (op.pairs(), op.n_offs as usize);
         let end = start + 2 * pairs;
         out[..start].copy_from_slice(&x[..start]);

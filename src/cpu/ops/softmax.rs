@@ -4,7 +4,7 @@
 use super::norm::MAX_BUFFERED_ROW;
 use super::{CHUNK, Kernel, alibi_slope, for_each_piece, math, rows_per_chunk, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::softmax::SoftMax;
@@ -48,7 +48,7 @@ fn softmax(ctx: &mut KernelContext<'_>, op: SoftMax) {
                 if shown > 0 {
                     let (z, x) = (&mut z[..shown], x.fetch(i, &mut x_buffer[..shown]));
                     let mask = mask.map(|mask| &mask[..shown]);
-                    top = top.max(run_widest(LogitsLoop { z, x, mask, scale: op.scale, slope }));
+                    top = top.max(logits_of(z, x, mask, op.scale, slope));
                     end = i[0] + shown;
                 }
                 z[shown..n].fill(f32::NEG_INFINITY);
@@ -85,21 +85,9 @@ fn softmax(ctx: &mut KernelContext<'_>, op: SoftMax) {
     }
 }
 
-/// `z = x scale + slope mask`, and the maximum of z.
-struct LogitsLoop<'a> {
-    z: &'a mut [f32],
-    x: &'a [f32],
-    mask: Option<&'a [f32]>,
-    scale: f32,
-    slope: f32,
-}
-
-impl Multiversion for LogitsLoop<'_> {
-    type Out = f32;
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) -> f32 {
-        let LogitsLoop { z, x, mask, scale, slope } = self;
+multiversion! {
+    /// `z = x scale + slope mask`, and the maximum of z.
+    fn logits_of<'a>(z: &'a mut [f32], x: &'a [f32], mask: Option<&'a [f32]>, scale: f32, slope: f32) -> f32 {
         match mask {
             Some(mask) => math::zip(z, x, mask, |x, m| x * scale + slope * m),
             None => math::zip(z, x, x, |x, _| x * scale),

@@ -5,7 +5,7 @@
 
 use super::{Kernel, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::tensor::DType::F32;
@@ -52,34 +52,25 @@ fn solve_tri(ctx: &mut KernelContext<'_>, rows_per_phase: usize) {
                 b.load([column, i, i2, i3], &mut right[..width]);
                 let factors = a.fetch([0, i, i2, i3], &mut matrix_row[..i + 1]);
                 let (before, rest) = solved.split_at_mut(i);
-                rest[0] = run_widest(SolveRow { factors, before, right });
+                rest[0] = solve_row(factors, before, right);
                 dst.store([column, i, i2, i3], &rest[0][..width]);
             }
         }
     }
 }
 
-/// A row of the solution: `(right - Σ_t factors[t] before[t]) / factors[i]`, where `before` has the i rows above.
-struct SolveRow<'a> {
-    factors: &'a [f32],
-    before: &'a [[f32; WIDTH]],
-    right: [f32; WIDTH],
-}
-
-impl Multiversion for SolveRow<'_> {
-    type Out = [f32; WIDTH];
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) -> [f32; WIDTH] {
+multiversion! {
+    /// A row of the solution: `(right - Σ_t factors[t] before[t]) / factors[i]`, where `before` has the i rows above.
+    fn solve_row<'a>(factors: &'a [f32], before: &'a [[f32; WIDTH]], right: [f32; WIDTH]) -> [f32; WIDTH] {
         let mut sums = [0.0; WIDTH];
-        for (factor, row) in self.factors.iter().zip(self.before) {
+        for (factor, row) in factors.iter().zip(before) {
             for l in 0..WIDTH {
                 sums[l] += factor * row[l];
             }
         }
-        let (diagonal, mut out) = (self.factors[self.before.len()], [0.0; WIDTH]);
+        let (diagonal, mut out) = (factors[before.len()], [0.0; WIDTH]);
         for l in 0..WIDTH {
-            out[l] = (self.right[l] - sums[l]) / diagonal;
+            out[l] = (right[l] - sums[l]) / diagonal;
         }
         out
     }

@@ -5,7 +5,7 @@ use super::recurrence::{Recurrence, RecurrenceClaim, cost, decay_add_dot, load_f
 use super::rows::check_row;
 use super::{Kernel, empty_sum, math, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::ssm::Ssm;
 use crate::ops::{NodeView, OpCode};
@@ -110,14 +110,14 @@ impl Conv {
             let tile = &mut tile[..channels * tokens];
             if self.whole_rows() {
                 let x = x.fetch([c0 * self.window, 0, sequence, 0], &mut input_buffer[..channels * self.window]);
-                run_widest(ConvTile { out: tile, x, weights, tokens, window: self.window, d_conv: self.d_conv });
+                conv_tile(tile, x, weights, tokens, self.window, self.d_conv);
             } else {
                 let window = tokens + self.d_conv - 1;
                 for (c, out) in tile.chunks_exact_mut(tokens).enumerate() {
                     let first = (c0 + c) * self.window + t0;
                     let x = x.fetch([first, 0, sequence, 0], &mut input_buffer[..window]);
                     let weights = &weights[c * self.d_conv..][..self.d_conv];
-                    run_widest(ConvTile { out, x, weights, tokens, window, d_conv: self.d_conv });
+                    conv_tile(out, x, weights, tokens, window, self.d_conv);
                 }
             }
             if tokens == 1 {
@@ -135,22 +135,16 @@ impl Conv {
     }
 }
 
-/// For some channels, `out[t] = Σ_j x[t + j] weights[j]`: `tokens` outputs, `window` inputs and `d_conv` weights per channel.
-struct ConvTile<'a> {
-    out: &'a mut [f32],
-    x: &'a [f32],
-    weights: &'a [f32],
-    tokens: usize,
-    window: usize,
-    d_conv: usize,
-}
-
-impl Multiversion for ConvTile<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let ConvTile { out, x, weights, tokens, window, d_conv } = self;
+multiversion! {
+    /// For some channels, `out[t] = Σ_j x[t + j] weights[j]`: `tokens` outputs, `window` inputs and `d_conv` weights per channel.
+    fn conv_tile<'a>(
+        out: &'a mut [f32],
+        x: &'a [f32],
+        weights: &'a [f32],
+        tokens: usize,
+        window: usize,
+        d_conv: usize,
+    ) {
         if tokens == 1 {
             for ((out, x), weights) in out.iter_mut().zip(x.chunks_exact(window)).zip(weights.chunks_exact(d_conv)) {
                 let mut sum = 0.0;
@@ -271,7 +265,7 @@ impl Scan {
         for t in tokens {
             dt.load([heads.start, t, sequence, 0], steps);
             math::update(steps, |x| if x > 20.0 { x } else { x.exp().ln_1p() });
-            run_widest(Decays { out: decays, a, steps, n });
+            exp_decays(decays, a, steps, n);
             let x = x_rows.fetch([rows.start, 0, t, sequence], &mut x_buffer[..rows.len()]);
             let mut head = heads.start;
             while head < heads.end {
@@ -281,17 +275,17 @@ impl Scan {
                 let c = c.fetch([0, group, t, sequence], &mut c_buffer[..n]);
                 let first_row = rows.start.max(head * self.hd);
                 let part = first_row - rows.start..rows.end.min(last * self.hd) - rows.start;
-                run_widest(ScanToken {
-                    state: &mut state[part.start * n..part.end * n],
-                    decays: &decays[(head - heads.start) * n..],
-                    steps: &steps[head - heads.start..last - heads.start],
-                    x: &x[part.clone()],
-                    y: &mut y[part],
+                scan_token(
+                    &mut state[part.start * n..part.end * n],
+                    &decays[(head - heads.start) * n..],
+                    &steps[head - heads.start..last - heads.start],
+                    &x[part.clone()],
+                    &mut y[part],
                     b,
                     c,
-                    hd: self.hd,
-                    first_in_head: first_row % self.hd,
-                });
+                    self.hd,
+                    first_row % self.hd,
+                );
                 head = last;
             }
             store_flat(&dst, (sequence * self.tokens + t) * all_rows + rows.start, y);
@@ -305,20 +299,9 @@ impl Scan {
     }
 }
 
-/// `exp(step a)` for each head: rows of `n`, with one `a` for each element or for all.
-struct Decays<'a> {
-    out: &'a mut [f32],
-    a: &'a [f32],
-    steps: &'a [f32],
-    n: usize,
-}
-
-impl Multiversion for Decays<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let Decays { out, a, steps, n } = self;
+multiversion! {
+    /// `exp(step a)` for each head: rows of `n`, with one `a` for each element or for all.
+    fn exp_decays<'a>(out: &'a mut [f32], a: &'a [f32], steps: &'a [f32], n: usize) {
         if a.len() == steps.len() {
             for ((out, a), step) in out.chunks_exact_mut(n).zip(a).zip(steps) {
                 out.fill(math::exp(step * a));
@@ -333,33 +316,28 @@ impl Multiversion for Decays<'_> {
     }
 }
 
-/// A token of consecutive rows, whose heads share b and c.
-struct ScanToken<'a> {
-    state: &'a mut [f32],
-    /// A row for each head.
-    decays: &'a [f32],
-    steps: &'a [f32],
-    x: &'a [f32],
-    y: &'a mut [f32],
-    b: &'a [f32],
-    c: &'a [f32],
-    hd: usize,
-    /// The first row's number in its head.
-    first_in_head: usize,
-}
-
-impl Multiversion for ScanToken<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let (n, mut in_head) = (self.b.len(), self.hd - self.first_in_head);
-        let mut rows = self.state.chunks_exact_mut(n).zip(self.x).zip(self.y);
-        for (decay, step) in self.decays.chunks_exact(n).zip(self.steps) {
+multiversion! {
+    /// A token of consecutive rows, whose heads share b and c.
+    fn scan_token<'a>(
+        state: &'a mut [f32],
+        // A row for each head.
+        decays: &'a [f32],
+        steps: &'a [f32],
+        x: &'a [f32],
+        y: &'a mut [f32],
+        b: &'a [f32],
+        c: &'a [f32],
+        hd: usize,
+        // The first row's number in its head.
+        first_in_head: usize,
+    ) {
+        let (n, mut in_head) = (b.len(), hd - first_in_head);
+        let mut rows = state.chunks_exact_mut(n).zip(x).zip(y);
+        for (decay, step) in decays.chunks_exact(n).zip(steps) {
             for ((row, x), y) in rows.by_ref().take(in_head) {
-                *y = decay_add_dot(row, decay, (x * step, self.b), self.c);
+                *y = decay_add_dot(row, decay, (x * step, b), c);
             }
-            in_head = self.hd;
+            in_head = hd;
         }
     }
 }

@@ -1,12 +1,15 @@
 //! TOP_K_MASK: each row is filled with -inf; then the kept cells are copied from the mask.
 
-use super::{CHUNK, Kernel, rows_per_chunk, unsupported_types};
+use super::{CHUNK, Kernel, bounded, rows_per_chunk, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::topk_mask::TopkMask;
 use crate::tensor::DType::{F16, F32};
+
+/// Most kept cells of a row, which are copied one by one.
+const MAX_KEPT: usize = 1 << 22;
 
 /// Indices that are read at a time.
 const INDEX_BATCH: usize = 256;
@@ -18,8 +21,10 @@ pub(super) fn select(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     }
     let length = |i, dimension: usize| node.srcs.get(i).map(|t| t.ne()[dimension]);
     let cells = length(TopkMask::TOP_K, 0).unwrap_or(0).saturating_mul(length(TopkMask::BLOCKS, 0).unwrap_or(1));
+    let kept = cells.saturating_add(length(TopkMask::EXTRA, 0).unwrap_or(0));
+    bounded(node.op.code(), "kept cells of a row", kept, MAX_KEPT)?;
     // A kept cell costs as much as several elements that are filled.
-    let kept = cells.saturating_add(length(TopkMask::EXTRA, 0).unwrap_or(0)).saturating_mul(8);
+    let kept = kept.saturating_mul(8);
     let cost = node.dst.elements().saturating_add(kept.saturating_mul(node.dst.rows()));
     Ok(Kernel::new(cost, topk_mask).with_parts(node.dst.rows()))
 }

@@ -3,7 +3,7 @@
 use super::{CHUNK, Kernel, RowPieces, for_each_piece, math, rows_per_chunk, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::training::Training;
@@ -56,7 +56,7 @@ fn loss(ctx: &mut KernelContext<'_>) {
             let log_sum = sum.ln() as f32;
             for_each_piece(x.desc(), r..r + 1, CHUNK, |i, n| {
                 let (x, t, out) = (x.fetch(i, &mut a[..n]), t.fetch(i, &mut b[..n]), &mut out[..n]);
-                run_widest(LossLoop { out, x, t, top, log_sum });
+                loss_terms(out, x, t, top, log_sum);
                 total += math::sum(out);
             });
         }
@@ -69,21 +69,9 @@ fn loss(ctx: &mut KernelContext<'_>) {
     }
 }
 
-/// `out = t (x - top - log_sum)`.
-struct LossLoop<'a> {
-    out: &'a mut [f32],
-    x: &'a [f32],
-    t: &'a [f32],
-    top: f32,
-    log_sum: f32,
-}
-
-impl Multiversion for LossLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let LossLoop { out, x, t, top, log_sum } = self;
+multiversion! {
+    /// `out = t (x - top - log_sum)`.
+    fn loss_terms<'a>(out: &'a mut [f32], x: &'a [f32], t: &'a [f32], top: f32, log_sum: f32) {
         math::zip(out, x, t, |x, t| t * (x - top - log_sum));
     }
 }
@@ -101,29 +89,16 @@ fn loss_gradient(ctx: &mut KernelContext<'_>) {
             let scale = (1.0 / sum) as f32;
             for_each_piece(dst.desc(), r..r + 1, CHUNK, |i, n| {
                 let (x, t, out) = (x.fetch(i, &mut a[..n]), t.fetch(i, &mut b[..n]), &mut out[..n]);
-                run_widest(LossGradientLoop { out, x, t, top, scale, factor });
+                gradient_terms(out, x, t, top, scale, factor);
                 dst.store(i, out);
             });
         }
     }
 }
 
-/// `out = (e^(x - top) scale - t) factor`.
-struct LossGradientLoop<'a> {
-    out: &'a mut [f32],
-    x: &'a [f32],
-    t: &'a [f32],
-    top: f32,
-    scale: f32,
-    factor: f32,
-}
-
-impl Multiversion for LossGradientLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let LossGradientLoop { out, x, t, top, scale, factor } = self;
+multiversion! {
+    /// `out = (e^(x - top) scale - t) factor`.
+    fn gradient_terms<'a>(out: &'a mut [f32], x: &'a [f32], t: &'a [f32], top: f32, scale: f32, factor: f32) {
         math::zip(out, x, t, |x, t| (math::exp(x - top) * scale - t) * factor);
     }
 }
@@ -137,7 +112,7 @@ fn adamw_step(ctx: &mut KernelContext<'_>) {
         m.load(i, moment);
         v.load(i, variance);
         let (w, g) = (w.fetch(i, &mut a[..n]), g.fetch(i, &mut b[..n]));
-        run_widest(AdamwLoop { out, w, g, moment, variance, constants });
+        adamw_terms(out, w, g, moment, variance, constants);
         m.store(i, moment);
         v.store(i, variance);
         dst.store(i, out);
@@ -158,21 +133,15 @@ fn constants<const N: usize>(t: &View<'_>) -> [f32; N] {
     values
 }
 
-struct AdamwLoop<'a> {
-    out: &'a mut [f32],
-    w: &'a [f32],
-    g: &'a [f32],
-    moment: &'a mut [f32],
-    variance: &'a mut [f32],
-    constants: [f32; 7],
-}
-
-impl Multiversion for AdamwLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let AdamwLoop { out, w, g, moment, variance, constants } = self;
+multiversion! {
+    fn adamw_terms<'a>(
+        out: &'a mut [f32],
+        w: &'a [f32],
+        g: &'a [f32],
+        moment: &'a mut [f32],
+        variance: &'a mut [f32],
+        constants: [f32; 7],
+    ) {
         let [alpha, beta1, beta2, eps, decay, beta1_correction, beta2_correction] = constants;
         let keep = 1.0 - alpha * decay;
         let sources = w.iter().zip(g).zip(moment).zip(variance);
@@ -190,25 +159,13 @@ fn sgd_step(ctx: &mut KernelContext<'_>) {
     let [alpha, decay] = constants::<2>(&ctx.src(2));
     RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let (w, g, out) = (w.fetch(i, &mut a[..n]), g.fetch(i, &mut b[..n]), &mut out[..n]);
-        run_widest(SgdLoop { out, w, g, keep: 1.0 - alpha * decay, alpha });
+        sgd_terms(out, w, g, 1.0 - alpha * decay, alpha);
         dst.store(i, out);
     });
 }
 
-struct SgdLoop<'a> {
-    out: &'a mut [f32],
-    w: &'a [f32],
-    g: &'a [f32],
-    keep: f32,
-    alpha: f32,
-}
-
-impl Multiversion for SgdLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let SgdLoop { out, w, g, keep, alpha } = self;
+multiversion! {
+    fn sgd_terms<'a>(out: &'a mut [f32], w: &'a [f32], g: &'a [f32], keep: f32, alpha: f32) {
         math::zip(out, w, g, |w, g| w * keep - alpha * g);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::unary::{Unary, UnaryKind};
@@ -30,21 +30,12 @@ fn cost(op: Unary) -> usize {
     }
 }
 
-/// The op on one row, in place.
-struct UnaryLoop<'a> {
-    op: Unary,
-    x: &'a mut [f32],
-}
-
-impl Multiversion for UnaryLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let x = self.x;
+multiversion! {
+    /// The op on one row, in place.
+    fn apply<'a>(op: Unary, x: &'a mut [f32]) {
         // 0 for NaN, as in ggml.
         let hard_sigmoid = |x: f32| if x > -3.0 { ((x + 3.0) / 6.0).min(1.0) } else { 0.0 };
-        let kind = match self.op {
+        let kind = match op {
             Unary::Sqr => return math::update(x, |x| x * x),
             Unary::Sqrt => return math::update(x, f32::sqrt),
             Unary::Log => return math::update(x, math::ln),
@@ -103,7 +94,7 @@ fn map(ctx: &mut KernelContext<'_>, op: Unary) {
     RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let x = &mut buffer[..n];
         src.load(i, x);
-        run_widest(UnaryLoop { op, x: &mut *x });
+        apply(op, x);
         dst.store(i, x);
     });
 }

@@ -8,6 +8,7 @@ use super::spin_until;
 use crate::cpu::joined_groups::JoinedGroups;
 use crate::cpu::memory::{SharedScratch, View};
 use crate::device::{DeviceError, GroupMember};
+use crate::poison::lock;
 use crossbeam::utils::CachePadded;
 use std::cell::Cell;
 use std::cmp::Ordering as CmpOrdering;
@@ -71,13 +72,13 @@ impl<'a> Team<'a> {
     }
 
     fn fail(&self, error: DeviceError) {
-        super::lock(&self.failure).get_or_insert(error);
+        lock(&self.failure).get_or_insert(error);
         self.failed.store(true, Ordering::Relaxed);
     }
 
     /// The run's first failure.
     pub(crate) fn failure(&self) -> Option<DeviceError> {
-        super::lock(&self.failure).clone()
+        lock(&self.failure).clone()
     }
 
     /// How much of the last step the members have done, if it was interrupted; `began` is how much of it was done before this

@@ -1,6 +1,7 @@
 //! Runs that fail or pause; the barriers of a run.
 
 mod barriers;
+mod claims;
 mod collectives;
 mod pauses;
 

@@ -1,5 +1,40 @@
 //! Macros that make the kernels of an instruction set: tiles of panels, of quantised and of float weights, and row dot products.
 
+/// Calls a micro-kernel for all columns, in tiles of the list's sizes, largest first: columns `by` panels at once. `$start` makes
+/// what the micro-kernel takes of a column; `$none` fills an array of that.
+macro_rules! register_tiles {
+    ($kernel:ident :: $run:ident :: <$ops:ty, $format:ty>, $reads:ident, $panels:literal, ($of:ident, $all:ident, $k:ident, $out:ident),
+     $start:expr, $none:expr, [$($columns:literal by $at_once:literal),*]) => {
+        let (mut done, distance) = (0, $reads.prefetch as usize);
+        while done < $all.len() {
+            $(if $all.len() - done >= $columns {
+                let mut starts = [$none; $columns];
+                for c in 0..$columns {
+                    starts[c] = $start($all[done + c]);
+                }
+                // Other tiles have no second form, which the compiler would have to translate for nothing.
+                const ONE: usize = if $columns == 1 { 1 } else { $at_once };
+                if $columns == 1 && $reads.one_panel {
+                    for (s, panels) in $of[..$panels].as_chunks().0.iter().enumerate() {
+                        let out = $out.offset(done, s * ONE);
+                        // SAFETY: as the caller vouches; this function has the instructions.
+                        unsafe { $kernel::$run::<$ops, $format, ONE, $columns>(*panels, starts, $k, distance, out) };
+                    }
+                } else {
+                    for (s, panels) in $of[..$panels].as_chunks().0.iter().enumerate() {
+                        let out = $out.offset(done, s * $at_once);
+                        // SAFETY: as above.
+                        unsafe { $kernel::$run::<$ops, $format, $at_once, $columns>(*panels, starts, $k, distance, out) };
+                    }
+                }
+                done += $columns;
+                continue;
+            })*
+        }
+    };
+}
+pub(super) use register_tiles;
+
 /// A module of micro-kernels for block types, over the instruction set `$ops`, called with `$panels` panels. The list gives the
 /// register tiles, largest first: columns `by` the panels for which the registers suffice at once. `$target` enables the
 /// instructions.
@@ -28,34 +63,12 @@ macro_rules! quant_tiles {
             $(#[$target])?
             unsafe fn micro_kernel<F: PanelFormat>(panels: &[*const u8], columns: &[&[u8]], k: usize, mut out: TileOutput<'_>) {
                 let padded = RhsPacking::codes::<F>(<$ops>::I32_DOT).padded(k);
-                let mut done = 0;
-                while done < columns.len() {
-                    $(if columns.len() - done >= $columns {
-                        let mut parts = [PackedColumn::NONE; $columns];
-                        for c in 0..$columns {
-                            parts[c] = PackedColumn::new(columns[done + c], padded, F::SUB);
-                        }
-                        let panel_reads = PanelReads::of(PanelReadClass::of::<F>());
-                        let distance = panel_reads.prefetch as usize;
-                        // Other tiles have no second form, which the compiler would have to translate for nothing.
-                        const ONE: usize = if $columns == 1 { 1 } else { $at_once };
-                        if $columns == 1 && panel_reads.one_panel {
-                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
-                                let out = out.offset(done, s * ONE);
-                                // SAFETY: as the caller vouches; this function has the instructions.
-                                unsafe { quant_dot::micro_kernel::<$ops, F, ONE, $columns>(*panels, parts, k, distance, out) };
-                            }
-                        } else {
-                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
-                                let out = out.offset(done, s * $at_once);
-                                // SAFETY: as above.
-                                unsafe { quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, distance, out) };
-                            }
-                        }
-                        done += $columns;
-                        continue;
-                    })*
-                }
+                let reads = PanelReads::of(PanelReadClass::of::<F>());
+                $crate::cpu::simd::kernel_macros::register_tiles!(
+                    quant_dot::micro_kernel::<$ops, F>, reads, $panels, (panels, columns, k, out),
+                    |column: &[u8]| PackedColumn::new(column, padded, F::SUB), PackedColumn::NONE,
+                    [$($columns by $at_once),*]
+                );
             }
         }
     };
@@ -87,34 +100,12 @@ macro_rules! float_tiles {
                 k: usize,
                 mut out: TileOutput<'_>,
             ) {
-                let mut done = 0;
-                while done < columns.len() {
-                    $(if columns.len() - done >= $columns {
-                        let mut starts = [std::ptr::null(); $columns];
-                        for c in 0..$columns {
-                            starts[c] = columns[done + c].as_ptr().cast();
-                        }
-                        let panel_reads = PanelReads::of(PanelReadClass::Floats);
-                        let distance = panel_reads.prefetch as usize;
-                        // Other tiles have no second form, which the compiler would have to translate for nothing.
-                        const ONE: usize = if $columns == 1 { 1 } else { $at_once };
-                        if $columns == 1 && panel_reads.one_panel {
-                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
-                                let out = out.offset(done, s * ONE);
-                                // SAFETY: as the caller vouches; this function has the instructions.
-                                unsafe { float_dot::micro_kernel::<$ops, F, ONE, $columns>(*panels, starts, k, distance, out) };
-                            }
-                        } else {
-                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
-                                let out = out.offset(done, s * $at_once);
-                                // SAFETY: as above.
-                                unsafe { float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, distance, out) };
-                            }
-                        }
-                        done += $columns;
-                        continue;
-                    })*
-                }
+                let reads = PanelReads::of(PanelReadClass::Floats);
+                $crate::cpu::simd::kernel_macros::register_tiles!(
+                    float_dot::micro_kernel::<$ops, F>, reads, $panels, (panels, columns, k, out),
+                    |column: &[u8]| column.as_ptr().cast(), std::ptr::null(),
+                    [$($columns by $at_once),*]
+                );
             }
         }
     };

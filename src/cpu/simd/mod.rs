@@ -29,7 +29,7 @@ pub(crate) mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use multiversion::{Multiversion, SimdLevel, run_widest};
+pub(crate) use multiversion::{Multiversion, SimdLevel, multiversion, run_widest};
 pub(crate) use packing::{RHS_PIECE, RhsPacking};
 pub(crate) use panel_reads::{PanelReadClass, PanelReads};
 

@@ -14,6 +14,36 @@ pub(crate) trait Multiversion {
     fn run<L: SimdLevel>(self) -> Self::Out;
 }
 
+/// `multiversion! { fn name<'a>(x: &'a mut [f32], ..) { .. } }`: a multiversioned function, whose body is the loop. The lifetime is
+/// that of all slices; numbers (`const N: usize`) may follow it.
+macro_rules! multiversion {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident<$a:lifetime $(, const $n:ident: usize)*>(
+        $($arg:ident: $type:ty),+ $(,)?
+    ) $(-> $out:ty)? $body:block) => {
+        $(#[$doc])*
+        #[inline]
+        #[allow(clippy::needless_lifetimes)] // the struct needs it
+        $vis fn $name<$a $(, const $n: usize)*>($($arg: $type),+) $(-> $out)? {
+            struct Loop<$a $(, const $n: usize)*> {
+                $($arg: $type),+
+            }
+            impl<$a $(, const $n: usize)*> $crate::cpu::simd::Multiversion for Loop<$a $(, $n)*> {
+                type Out = multiversion!(@out $($out)?);
+
+                #[inline(always)]
+                fn run<L: $crate::cpu::simd::SimdLevel>(self) -> Self::Out {
+                    let Loop { $($arg),+ } = self;
+                    $body
+                }
+            }
+            $crate::cpu::simd::run_widest(Loop::<$($n),*> { $($arg),+ })
+        }
+    };
+    (@out) => { () };
+    (@out $out:ty) => { $out };
+}
+pub(crate) use multiversion;
+
 /// A vector width.
 pub(crate) trait SimdLevel {}
 

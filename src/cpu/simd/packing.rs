@@ -7,7 +7,7 @@
 
 use super::expanded::ExpandedPanels;
 use super::expands_panels;
-use super::multiversion::{Multiversion, SimdLevel, run_widest};
+use super::multiversion::{Multiversion, SimdLevel, multiversion, run_widest};
 use super::panel_format::{self, PanelFormat};
 use crate::tensor::DType;
 use crate::tensor::blocks::{self, BlockQ8_0, BlockQ8_1, BlockQ8K};
@@ -215,12 +215,10 @@ impl RhsPacking {
                 let used = (values.len(), sub, int_sums);
                 // Short columns must not pay for initialising large arrays.
                 if values.len() <= SUPERBLOCK {
-                    run_widest(QuantisePiece::<SUPERBLOCK, { SUPERBLOCK / QUANT_BLOCK }, { SUPERBLOCK / 16 }>(
-                        quantise,
-                    ))
-                    .write(used, at, write);
+                    quantise_piece::<SUPERBLOCK, { SUPERBLOCK / QUANT_BLOCK }, { SUPERBLOCK / 16 }>(quantise)
+                        .write(used, at, write);
                 } else {
-                    run_widest(QuantisePiece::<RHS_PIECE, { RHS_PIECE / QUANT_BLOCK }, { RHS_PIECE / 16 }>(quantise))
+                    quantise_piece::<RHS_PIECE, { RHS_PIECE / QUANT_BLOCK }, { RHS_PIECE / 16 }>(quantise)
                         .write(used, at, write);
                 }
             }
@@ -271,15 +269,12 @@ struct QuantiseArgs<'a> {
     int_sums: IntSums,
 }
 
-/// Loop that quantises a piece of at most `N` values, in whole blocks.
-struct QuantisePiece<'a, const N: usize, const BLOCKS: usize, const HALVES: usize>(QuantiseArgs<'a>);
-
-impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Multiversion for QuantisePiece<'_, N, BLOCKS, HALVES> {
-    type Out = QuantisedPiece<N, BLOCKS, HALVES>;
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) -> Self::Out {
-        let QuantiseArgs { values, sub, shared_scale, int_sums } = self.0;
+multiversion! {
+    /// Quantises a piece of at most `N` values, in whole blocks.
+    fn quantise_piece<'a, const N: usize, const BLOCKS: usize, const HALVES: usize>(
+        piece: QuantiseArgs<'a>,
+    ) -> QuantisedPiece<N, BLOCKS, HALVES> {
+        let QuantiseArgs { values, sub, shared_scale, int_sums } = piece;
         let mut out = QuantisedPiece::ZERO;
         let mut scale = QuantScale::default();
         for (b, block) in values.as_chunks::<QUANT_BLOCK>().0.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Launches of ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
 
-use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs, block_shape};
+use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs, block_shape, elementwise_arguments};
 use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::OpCode;
 use crate::ops::binary::Binary;
@@ -18,34 +18,11 @@ const SPECIALISED: [[DType; 3]; 7] = [
     [BF16, BF16, BF16],
 ];
 
-/// `struct BinaryArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct BinaryArgs {
-    elementwise: ElementwiseArgs,
-    op: u32,
-    padding: u32,
-}
-
-impl KernelArguments for BinaryArgs {
-    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        Ok(self.elementwise.accesses())
-    }
-}
-
-/// `struct BinaryAnyArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct BinaryAnyArgs {
-    elementwise: ElementwiseAnyArgs,
-    op: u32,
-    padding: u32,
-}
-
-impl KernelArguments for BinaryAnyArgs {
-    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        Ok(self.elementwise.accesses())
-    }
+elementwise_arguments! {
+    /// `struct BinaryArgs` of the file.
+    BinaryArgs: ElementwiseArgs { op: u32, padding: u32 }
+    /// `struct BinaryAnyArgs` of the file.
+    BinaryAnyArgs: ElementwiseAnyArgs { op: u32, padding: u32 }
 }
 
 pub(super) fn select(op: Binary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {

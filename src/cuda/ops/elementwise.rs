@@ -74,6 +74,26 @@ pub(super) fn block_shape(pieces: u64, rows: u64) -> ([u32; 3], u64) {
     ([x as u32, y as u32, 1], tiles)
 }
 
+/// The arguments of entries that run one of the two loop nests below with further arguments.
+macro_rules! elementwise_arguments {
+    ($($(#[$doc:meta])* $name:ident: $nest:ident { $($field:ident: $type:ty),+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        #[repr(C)]
+        struct $name {
+            elementwise: $nest,
+            $($field: $type,)+
+        }
+
+        impl super::KernelArguments for $name {
+            fn accesses(&self, _: &super::Grid) -> Result<Vec<super::Access>, &'static str> {
+                Ok(self.elementwise.accesses())
+            }
+        }
+    )+};
+}
+pub(super) use elementwise_arguments;
+
 /// `struct ElementwiseArgs` of kernels/common/elementwise.cuh.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

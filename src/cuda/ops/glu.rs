@@ -1,38 +1,17 @@
 //! Launches of GLU: kernels/glu.cu.
 
-use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs};
-use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
+use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs, elementwise_arguments};
+use super::{NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::glu::{Glu, GluKind};
 use crate::tensor::DType;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
-/// `struct GluArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct GluArgs {
-    elementwise: ElementwiseArgs,
-    params: GluParams,
-}
-
-impl KernelArguments for GluArgs {
-    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        Ok(self.elementwise.accesses())
-    }
-}
-
-/// `struct GluAnyArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct GluAnyArgs {
-    elementwise: ElementwiseAnyArgs,
-    params: GluParams,
-}
-
-impl KernelArguments for GluAnyArgs {
-    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        Ok(self.elementwise.accesses())
-    }
+elementwise_arguments! {
+    /// `struct GluArgs` of the file.
+    GluArgs: ElementwiseArgs { params: GluParams }
+    /// `struct GluAnyArgs` of the file.
+    GluAnyArgs: ElementwiseAnyArgs { params: GluParams }
 }
 
 /// `struct GluParams` of the file.

@@ -3,7 +3,7 @@
 use super::exchange::PartBytes;
 use super::{CollectiveGroup, CollectivePart};
 use crate::device::{AdaptiveSpin, DeviceError, TimelinePoint};
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -37,7 +37,7 @@ impl GroupMember {
 
     /// Sets the name of the rank's device, for errors.
     pub fn set_device(&mut self, name: &str) {
-        if let Some(rank) = self.group.lock().ranks.get_mut(self.rank) {
+        if let Some(rank) = lock(&self.group.state).ranks.get_mut(self.rank) {
             name.clone_into(&mut rank.device);
         }
     }
@@ -100,7 +100,7 @@ impl GroupMember {
         if self.poll()? {
             if let Some(since) = waiting_since.take() {
                 // Without the time that the thread took to wake up: it would make every wait a long one.
-                let completed_at = self.group.lock().completed_at.unwrap_or(since);
+                let completed_at = lock(&self.group.state).completed_at.unwrap_or(since);
                 self.spin.record_duration(completed_at.saturating_duration_since(since));
             }
             return Ok(true);
@@ -121,7 +121,7 @@ impl GroupMember {
     /// `None` if that is decided already: see [`GroupMember::poll`].
     pub fn await_point(&self) -> Option<TimelinePoint> {
         let published = self.published.load(Ordering::Relaxed);
-        let mut state = self.group.lock();
+        let mut state = lock(&self.group.state);
         if state.failure.is_some() || self.group.complete.load(Ordering::Relaxed) >= published {
             return None;
         }

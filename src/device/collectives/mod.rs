@@ -29,7 +29,7 @@ pub use membership::{Membership, ServerMember};
 pub use part::CollectivePart;
 
 use super::{AdaptiveSpin, DeviceError, MemoryBudget, Timeline};
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use exchange::ExchangeBuffer;
 use round::{GroupState, RankState};
 use std::fmt;
@@ -142,7 +142,7 @@ impl CollectiveGroup {
     /// Counts a rank that has published its part of round `round`. Returns the number of complete rounds if a rank waits for
     /// it: the caller then advances the timeline to it.
     fn arrive(&self, rank: usize, round: u64, part: &CollectivePart) -> Result<Option<u64>, DeviceError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
@@ -169,7 +169,7 @@ impl CollectiveGroup {
 
     /// The failure of a group that has failed.
     fn failure(&self) -> DeviceError {
-        self.lock().failure.clone().unwrap_or(DeviceError::Ended)
+        lock(&self.state).failure.clone().unwrap_or(DeviceError::Ended)
     }
 
     /// Fails the group, which has not failed before.
@@ -186,7 +186,7 @@ impl CollectiveGroup {
 
     /// Fails the group because of a rank.
     fn fail_rank(&self, rank: usize, error: &DeviceError) {
-        let state = self.lock();
+        let state = lock(&self.state);
         if state.failure.is_some() {
             return;
         }
@@ -203,17 +203,12 @@ impl CollectiveGroup {
         let [even, odd] = self.exchange.get(rank).ok_or(DeviceError::Misuse("the group has no such rank"))?;
         Ok(if round.is_multiple_of(2) { even } else { odd })
     }
-
-    fn lock(&self) -> MutexGuard<'_, GroupState> {
-        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
-        self.state.lock().unpoisoned()
-    }
 }
 
 impl fmt::Debug for CollectiveGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let complete = self.complete.load(Ordering::Relaxed);
-        write!(f, "CollectiveGroup({} ranks, {complete} rounds, {:?})", self.ranks(), self.lock().failure)
+        write!(f, "CollectiveGroup({} ranks, {complete} rounds, {:?})", self.ranks(), lock(&self.state).failure)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{CollectiveGroup, CollectivePart, GroupMember, RemoteRanks};
 use crate::device::{DeviceError, MemoryBudget};
+use crate::poison::lock;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -34,7 +35,7 @@ impl CollectiveGroup {
         let members = CollectiveGroup::create(addresses.len(), part_bytes, budget, Some(remote_ranks))?;
         let group = members.first().map_or(Weak::new(), |member| Arc::downgrade(&member.group));
         if let Some(group) = group.upgrade() {
-            for (rank, address) in group.lock().ranks.iter_mut().zip(addresses) {
+            for (rank, address) in lock(&group.state).ranks.iter_mut().zip(addresses) {
                 if let Some(address) = address {
                     (rank.is_remote, rank.device) = (true, (*address).to_owned());
                 }
@@ -55,7 +56,7 @@ impl GroupHandle {
     /// Fails the group because of no rank in particular.
     pub(crate) fn fail(&self, error: DeviceError) {
         let Some(group) = self.0.upgrade() else { return };
-        let state = group.lock();
+        let state = lock(&group.state);
         if state.failure.is_none() {
             group.record_failure(state, error);
         }
@@ -64,7 +65,7 @@ impl GroupHandle {
     /// Fails the group if a rank has waited for the parts of the others for longer than `timeout`; the error names one of them.
     pub(crate) fn fail_if_overdue(&self, timeout: Duration) {
         let Some(group) = self.0.upgrade() else { return };
-        let state = group.lock();
+        let state = lock(&group.state);
         let round = group.complete.load(Ordering::Relaxed);
         let [even, odd] = &state.rounds;
         let since = if round.is_multiple_of(2) { even.since } else { odd.since };
@@ -130,7 +131,7 @@ impl GroupMember {
         if round != next {
             return Err(self.violation(format!("it sent a part of round {round}, but its next round is {next}")));
         }
-        let state = self.group.lock();
+        let state = lock(&self.group.state);
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
@@ -145,7 +146,7 @@ impl GroupMember {
 
     /// The error for a rank whose process violates the protocol of a group.
     fn violation(&self, reason: String) -> DeviceError {
-        DeviceError::Remote { device: self.group.lock().device(self.rank), reason }
+        DeviceError::Remote { device: lock(&self.group.state).device(self.rank), reason }
     }
 }
 

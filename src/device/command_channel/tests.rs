@@ -158,7 +158,7 @@ fn short_commands_pass_long_ones() {
     assert_eq!(seen.recv(), Ok(20));
     assert!(third.take_executor_if_idle().is_none());
     // `third` stands in the long lane behind `second` once its second command has been tried in the short lane.
-    while third.lock().next_lane() != Some(Lane::Long) {
+    while lock(&third.state).next_lane() != Some(Lane::Long) {
         std::thread::yield_now();
     }
     drop(open);
@@ -208,10 +208,10 @@ fn only_points_of_devices_that_do_not_notify_are_polled() {
         let steps = [TestCommand::Await(TimelinePoint::new(&timeline, 1)), TestCommand::Record(Lane::Short, 1)];
         let channel = queue(&threads, &to, steps);
         // Each try makes two requests: it polls the point, and registers a callback.
-        while source.requests.load(Ordering::SeqCst) < 10 && channel.lock().parked.is_none() {
+        while source.requests.load(Ordering::SeqCst) < 10 && lock(&channel.state).parked.is_none() {
             std::thread::yield_now();
         }
-        assert_eq!(channel.lock().parked.is_some(), notifies);
+        assert_eq!(lock(&channel.state).parked.is_some(), notifies);
         assert_eq!(seen.try_recv().ok(), None);
         source.reached.store(true, Ordering::SeqCst);
         if notifies {

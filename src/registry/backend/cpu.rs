@@ -1,8 +1,8 @@
 //! The CPU backend: this machine's processors as one device.
 
-use super::super::RegistryError;
 use super::super::open::hardware_threads;
-use super::{Backend, DeviceOpener, FoundDevice, OpenRequest};
+use super::super::{DeviceEntry, DeviceOrigin, RegistryError};
+use super::{Backend, DeviceOpener, OpenRequest};
 use crate::cpu::{CpuDevice, MathMode, SiblingMemory, available_memory, instruction_set, total_memory};
 use crate::device::{Device, DeviceError, DeviceKind};
 use std::sync::Arc;
@@ -10,31 +10,23 @@ use std::sync::Arc;
 /// Assumed free memory, in bytes, if the system does not report it.
 const DEFAULT_MEMORY_BYTES: u64 = 8 << 30;
 
+/// The processors, as one device.
+pub(in super::super) fn detect() -> Backend {
+    let memory = available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
+    let description =
+        format!("this machine's processors: {} threads, {}, {memory}", hardware_threads(), instruction_set());
+    let device = DeviceEntry {
+        name: "CPU".to_owned(),
+        description,
+        kind: DeviceKind::Cpu,
+        unusable: None,
+        origin: DeviceOrigin::Local { number: None, opener: Arc::new(Cpu) },
+    };
+    Backend { name_prefix: "CPU", devices: Ok(vec![device]) }
+}
+
 #[derive(Debug)]
 pub(in super::super) struct Cpu;
-
-impl Backend for Cpu {
-    fn name_prefix(&self) -> &'static str {
-        "CPU"
-    }
-
-    fn enumerate(&self) -> Vec<FoundDevice> {
-        let memory =
-            available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
-        vec![FoundDevice {
-            name: self.name_prefix().to_owned(),
-            description: format!(
-                "this machine's processors: {} threads, {}, {memory}",
-                hardware_threads(),
-                instruction_set()
-            ),
-            kind: DeviceKind::Cpu,
-            number: None,
-            unusable: None,
-            opener: Arc::new(Cpu),
-        }]
-    }
-}
 
 impl DeviceOpener for Cpu {
     fn free_memory(&self) -> Result<u64, DeviceError> {
@@ -49,10 +41,10 @@ impl DeviceOpener for Cpu {
         let memory =
             request.memory.unwrap_or_else(|| default_memory(free(), request.options.host_memory) / request.share);
         let limit = request.shared_limit.unwrap_or(memory.saturating_mul(request.share));
-        let siblings = SiblingMemory { used: Arc::clone(request.cpu_memory), limit };
-        match CpuDevice::with_siblings(request.name, request.threads, MathMode::Fast, memory, siblings) {
+        let siblings = SiblingMemory { used: Arc::clone(&request.cpu_memory), limit };
+        match CpuDevice::with_siblings(&request.name, request.threads, MathMode::Fast, memory, siblings) {
             Ok(device) => Ok(device),
-            Err(source) => Err(RegistryError::CpuStart { name: request.name.to_owned(), source }),
+            Err(source) => Err(RegistryError::CpuStart { name: request.name.clone(), source }),
         }
     }
 }

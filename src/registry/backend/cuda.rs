@@ -1,8 +1,8 @@
 //! The CUDA backend: the GPUs of the CUDA driver.
 
-use super::super::{Options, RegistryError};
-use super::{Backend, DeviceOpener, FoundDevice, OpenRequest};
-use crate::cuda::{self, CudaDevice, CudaOptions, CudaUnavailable, Gpu};
+use super::super::{DeviceEntry, DeviceOrigin, Options, RegistryError};
+use super::{Backend, DeviceOpener, OpenRequest};
+use crate::cuda::{self, CudaDevice, CudaOptions, Gpu};
 use crate::device::{Device, DeviceError, DeviceKind, ModuleLoad};
 use std::sync::Arc;
 
@@ -11,36 +11,17 @@ use std::sync::Arc;
 /// and the rounding of each buffer to 2 MiB (a client has some tens of buffers).
 const GPU_MARGIN_BYTES: u64 = 512 << 20;
 
-/// The GPUs that the driver lists, including those for which this crate has no kernels; or the reason why there are none.
-pub(super) struct Cuda(Result<Vec<Gpu>, CudaUnavailable>);
-
-impl Cuda {
-    /// Loads the CUDA driver, if it is installed, and lists its GPUs.
-    pub(super) fn detect() -> Cuda {
-        Cuda(cuda::detect())
-    }
-}
-
-impl Backend for Cuda {
-    fn name_prefix(&self) -> &'static str {
-        "CUDA"
-    }
-
-    fn enumerate(&self) -> Vec<FoundDevice> {
-        let found = |gpu: &Gpu| FoundDevice {
-            name: format!("{}{}", self.name_prefix(), gpu.ordinal),
-            description: gpu.to_string(),
-            kind: DeviceKind::Gpu,
-            number: Some(gpu.ordinal),
-            unusable: gpu.check_supported().err(),
-            opener: Arc::new(gpu.clone()),
-        };
-        self.0.iter().flatten().map(found).collect()
-    }
-
-    fn missing_reason(&self) -> Option<String> {
-        self.0.as_ref().err().map(CudaUnavailable::to_string)
-    }
+/// Loads the CUDA driver, if it is installed, and lists its GPUs, including those for which this crate has no kernels.
+pub(super) fn detect() -> Backend {
+    let entry = |gpu: Gpu| DeviceEntry {
+        name: format!("CUDA{}", gpu.ordinal),
+        description: gpu.to_string(),
+        kind: DeviceKind::Gpu,
+        unusable: gpu.check_supported().err(),
+        origin: DeviceOrigin::Local { number: Some(gpu.ordinal), opener: Arc::new(gpu) },
+    };
+    let gpus = cuda::detect().map_err(|missing| missing.to_string());
+    Backend { name_prefix: "CUDA", devices: gpus.map(|gpus| gpus.into_iter().map(entry).collect()) }
 }
 
 impl DeviceOpener for Gpu {
@@ -62,6 +43,6 @@ impl DeviceOpener for Gpu {
         let memory = |free| request.memory.unwrap_or_else(|| share(free));
         let Options { device_timeout, launch_check, precompile, programmatic_launch, .. } = *request.options;
         let options = CudaOptions { device_timeout, launch_check, precompile, programmatic_launch };
-        Ok(CudaDevice::with_options(request.name, self, memory, options)?)
+        Ok(CudaDevice::with_options(&request.name, self, memory, options)?)
     }
 }

@@ -7,10 +7,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::connection::{Connection, lock};
+use super::connection::Connection;
 use super::queue_failure::QueueStatus;
 use super::stored_graphs::StoredGraphs;
 use crate::device::{self, DeviceError, Timeline};
+use crate::poison::lock;
 use crate::rpc::wire::TensorRecord;
 
 /// Progress of a connection's devices; used for servers without the extensions.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::completion_probe::{DeviceProgress, DeviceWriteState};
-use super::connection::{Connection, lock};
+use super::connection::Connection;
 use super::ggml_protocol::{GgmlProtocol, MAX_RECORD_BYTES};
 use super::graph_messages::{RemoteProgram, fits_wire, not_expressible, tensor_record};
 use super::queue::RemoteQueue;
@@ -16,6 +16,7 @@ use crate::device::{
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
+use crate::poison::lock;
 use crate::rpc::wire::{
     AllocBuffer, BufferClear, BufferGetBase, DeviceCount, GetAlignment, GetAllocSize, GetDeviceMemory, GetMaxSize,
     Request, Response, RpcCommand, TENSOR_RECORD, TensorRecord,

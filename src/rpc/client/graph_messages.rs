@@ -7,12 +7,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::connection::{Connection, lock};
+use super::connection::Connection;
 use super::device::{RemoteDevice, remote_buffer};
 use super::extended::MIN_MESSAGE_LIMIT_BYTES;
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Node, Tensor, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use crate::poison::lock;
 use crate::rpc::wire::{GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use crate::tensor::TensorDesc;
 

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::connection::lock;
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
     Collectives, Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest,
     LoadOutcome, Membership, PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, ServerMember,
-    SourceError, TensorDigest, Timeline, TimelinePoint, Turn, UploadSource,
+    SourceError, TensorDigest, Timeline, TimelinePoint, Turn, UploadSource, check_copy,
 };
+use crate::poison::lock;
 use crate::tensor::{ByteRuns, TensorDesc};
 
 /// Staging limit: a queue with pending commands copies an upload of at most this size into its command. A larger upload waits
@@ -299,23 +299,13 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.own_buffer(&dst)?;
         self.check_failure()?;
+        src.check_size(dst.bytes())?;
+        if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.executor_if_idle().is_none() {
+            let bytes = src.into_bytes(dst.bytes())?;
+            return self.submit(QueueCommand::Upload { dst, bytes });
+        }
         match src {
-            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                Err(DeviceError::Misuse("an upload and its region differ in size"))
-            }
-            UploadSource::Borrowed(bytes)
-                if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.executor_if_idle().is_none() =>
-            {
-                self.submit(QueueCommand::Upload { dst, bytes: bytes.to_vec() })
-            }
             UploadSource::Borrowed(bytes) => self.upload_direct(|protocol| protocol.upload(&dst, tensor, bytes)),
-            UploadSource::Writer(fill)
-                if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.executor_if_idle().is_none() =>
-            {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                self.submit(QueueCommand::Upload { dst, bytes })
-            }
             UploadSource::Writer(fill) => {
                 self.upload_direct(|protocol| protocol.upload_from_source(&dst, tensor, fill))
             }
@@ -350,9 +340,7 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
         self.own_buffer(&dst)?;
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         let Ok(from) = remote_buffer(&src) else { return Ok(CopyOutcome::Unreachable) };
         if from.belongs_to(&self.remote.connection) {
             if let Some(point) = after {
@@ -370,10 +358,7 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         let compiled = program.compiled::<RemoteProgram>().filter(|compiled| compiled.belongs_to(&self.remote));
         let compiled = compiled.ok_or(DeviceError::Misuse("a program of another device"))?;
-        let slots = program.graph().slot_sizes();
-        if bindings.len() != slots.len() || bindings.iter().zip(slots).any(|(r, &s)| r.bytes() < s as u64) {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
+        program.check_bindings(bindings)?;
         bindings.iter().try_for_each(|region| self.own_buffer(region).map(drop))?;
         self.check_failure()?;
         let messages = compiled.messages(program.graph(), bindings)?;

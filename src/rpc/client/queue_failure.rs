@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::connection::lock;
 use crate::device::{DeviceError, Timeline};
+use crate::poison::lock;
 use crate::rpc::wire::RpcCommand;
 
 /// Failure state of a queue. Shared by the queue's marks and by outstanding replies, which may outlive the queue.

@@ -56,11 +56,6 @@ pub(in crate::rpc) trait Requester {
     /// Sends the heartbeat.
     fn send_heartbeat(&self) {}
 
-    /// Whether all messages of the server are short. Overdue replies are then detected also within a message.
-    fn receives_short_messages_only(&self) -> bool {
-        false
-    }
-
     /// Counts received bytes.
     fn count_received(&self, _bytes: usize) {}
 }
@@ -165,18 +160,20 @@ impl<R: Requester> ReplyReader<R> {
 
     /// Drops the next bytes.
     pub(in crate::rpc) fn skip(&mut self, len: u64) -> Result<(), ReadError> {
-        let whole = self.ahead.skip(len, &mut self.incoming)?;
-        whole.then_some(()).ok_or(ReadError::Ended)
+        self.ahead.skip(len, &mut self.incoming)
     }
 
     pub(in crate::rpc) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), ReadError> {
-        let whole = self.ahead.read_exact(dst, &mut self.incoming)?;
-        whole.then_some(()).ok_or(ReadError::Ended)
+        self.ahead.read_exact(dst, &mut self.incoming)
     }
 }
 
 impl<R: Requester> ByteSource for IncomingBytes<R> {
     type Error = ReadError;
+
+    fn ended() -> ReadError {
+        ReadError::Ended
+    }
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, ReadError> {
         let mut wait = self.timeouts.idle_check_interval();
@@ -186,9 +183,6 @@ impl<R: Requester> ByteSource for IncomingBytes<R> {
                     self.last_received = Instant::now();
                     self.heartbeat_sent = false;
                     self.requester.count_received(n);
-                    if self.requester.receives_short_messages_only() {
-                        self.check_overdue()?;
-                    }
                     return Ok(n);
                 }
                 Err(TransportError::TimedOut { .. }) => wait = self.handle_silence()?,
@@ -240,17 +234,14 @@ mod tests {
     use crate::rpc::transport::memory::{LinkConditions, pair};
 
     /// A requester with a reply timeout of zero: each reply is overdue at once.
-    struct OverdueRequester {
-        replies: DueReplies<(), String>,
-        short: bool,
-    }
+    struct OverdueRequester(DueReplies<(), String>);
 
     impl Requester for OverdueRequester {
         type Sink = ();
         type Failure = String;
 
         fn replies(&self) -> &DueReplies<(), String> {
-            &self.replies
+            &self.0
         }
 
         fn timeouts(&self) -> Timeouts {
@@ -260,27 +251,17 @@ mod tests {
         fn deliver(&self, (): (), _: Vec<u8>) -> Result<(), String> {
             Ok(())
         }
-
-        fn receives_short_messages_only(&self) -> bool {
-            self.short
-        }
     }
 
     #[test]
-    fn overdue_replies_are_detected_within_a_message_if_all_messages_are_short() {
-        for short in [false, true] {
-            let (server, client) = pair(LinkConditions { seed: 1, cut_after: None });
-            let (_receiver, mut sender) = server.split();
-            sender.write_all(&[&[7; 4]], Duration::from_secs(30)).unwrap();
-            let requester = Arc::new(OverdueRequester { replies: DueReplies::new(), short });
-            requester.replies.expect("PING", 0..=0, ()).unwrap();
-            let mut reader = ReplyReader::new(requester, client.split().0);
-            let read = reader.read_exact(&mut [0; 4]);
-            assert_eq!(matches!(read, Err(ReadError::Overdue { command: "PING", .. })), short, "{read:?}");
-            assert!(
-                matches!(reader.check_overdue(), Err(ReadError::Overdue { .. })),
-                "an overdue reply is detected after a message in any case"
-            );
-        }
+    fn overdue_replies_are_detected_after_other_messages() {
+        let (server, client) = pair(LinkConditions { seed: 1, cut_after: None });
+        let (_receiver, mut sender) = server.split();
+        sender.write_all(&[&[7; 4]], Duration::from_secs(30)).unwrap();
+        let requester = Arc::new(OverdueRequester(DueReplies::new()));
+        requester.0.expect("PING", 0..=0, ()).unwrap();
+        let mut reader = ReplyReader::new(requester, client.split().0);
+        reader.read_exact(&mut [0; 4]).unwrap();
+        assert!(matches!(reader.check_overdue(), Err(ReadError::Overdue { command: "PING", .. })));
     }
 }

@@ -10,11 +10,11 @@
 //! A client that ends only its sending direction counts as gone, too: no client of ggml's protocol does that while it waits for
 //! a reply.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use crate::rpc::transport::Aborter;
@@ -199,11 +199,6 @@ impl Drop for CancellerGuard {
         // Outside of the lock: this may drop the last handle of a device's resources.
         drop(removed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignores poisoning: each change is a single call, so a panic cannot leave a value half updated.
-    mutex.lock().unpoisoned()
 }
 
 #[cfg(test)]

@@ -4,17 +4,16 @@
 //! Sessions wait for no lock of this module: they count in atomics, and register without one. Readers of statistics (status pages,
 //! scrapes) can therefore not delay them.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
 
 use super::audit::SessionAudit;
 use super::counters::Counters;
-use super::host_memory::HostMemoryInfo;
 use super::log_limits::{LogKind, LogLimits};
 use crate::device::{Device, DeviceActivity, MemoryInfo};
 use crate::rpc::transport::PeerAddr;
@@ -43,13 +42,11 @@ pub(super) struct Sample {
 /// What only locks that sessions take too can tell. The thread of the samples finds it out, however many readers there are.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampledFacts {
-    pub(super) host_memory: Option<HostMemoryInfo>,
     /// Of each device; `None`: it has failed.
     pub(super) device_memory: Vec<Option<MemoryInfo>>,
     pub(super) lost: Vec<Option<String>>,
     pub(super) groups: usize,
     pub(super) transfers: usize,
-    pub(super) queues: usize,
 }
 
 pub(super) struct Statistics {
@@ -177,11 +174,6 @@ impl Statistics {
         *lock(&self.has_ended) = true;
         self.ended.notify_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignores poisoning: each change is a single call.
-    mutex.lock().unpoisoned()
 }
 
 #[cfg(test)]

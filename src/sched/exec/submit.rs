@@ -65,7 +65,7 @@ impl SplitRunner for WholeSplits {
         let queue = running.queue();
         // Executed by this thread, the nodes of the first rank would delay the submission of the others.
         let done = if self.inline && prepared.plan.task.collective_groups().is_empty() {
-            queue.run_inline_or_submit(program, bindings, INLINE_BUDGET)
+            queue.run_inline(program, bindings, INLINE_BUDGET)
         } else {
             queue.run(program, bindings)
         };
@@ -153,9 +153,7 @@ impl Scheduler {
             match step.action {
                 _ if stopped => {}
                 StepAction::RunSplit(split) => runner.run_split(self, prepared, split, context)?,
-                action => {
-                    self.submit_transfer(prepared, (action, after), context, inputs).map_err(|e| e.into_sched(of))?
-                }
+                action => self.submit_transfer(prepared, (action, after), context, inputs)?,
             }
             if let Some(mark) = step.mark {
                 let running = self.queues.by_index(queue)?;
@@ -263,17 +261,18 @@ impl Scheduler {
         (action, after): (StepAction, Option<TimelinePoint>),
         context: StepContext,
         inputs: &[(TensorId, &[u8])],
-    ) -> Result<(), StepError> {
+    ) -> Result<(), SchedError> {
         let (plan, programs) = (&*prepared.plan, &prepared.programs);
         let running = self.queues.by_index(context.queue)?;
         let device = running.id.device;
+        let of = |e| SchedError::from_device(&plan.devices[device], e);
         match action {
             StepAction::UploadInput(number) => {
                 let (replica, to) =
                     (&plan.split_graph.replicas[number as usize], programs.replica_region(number, context.ring_copy)?);
                 let bytes = input_bytes(plan, replica.slot, inputs)?;
                 let bytes = bytes.get(replica.range.clone()).ok_or(SchedError::Bug("a replica beyond its input"))?;
-                host_staging_queue::upload_in_chunks(running.queue(), to, bytes)?;
+                host_staging_queue::upload_in_chunks(running.queue(), to, bytes).map_err(of)?;
                 self.counts.uploaded[device] += bytes.len() as u64;
             }
             StepAction::DeviceCopy(number) => {
@@ -281,11 +280,13 @@ impl Scheduler {
                     programs.home_region(number, context.ring_copy)?,
                     programs.replica_region(number, context.ring_copy)?,
                 );
-                host_staging_queue::copy_from_device(running.queue(), from.clone(), to.clone(), after.as_ref())?;
+                host_staging_queue::copy_from_device(running.queue(), from.clone(), to.clone(), after.as_ref())
+                    .map_err(of)?;
                 self.counts.copied[device] += to.bytes();
             }
             StepAction::Download(number) => {
-                let read = running.queue().download(programs.home_region(number, context.ring_copy)?.clone())?;
+                let from = programs.home_region(number, context.ring_copy)?.clone();
+                let read = running.queue().download(from).map_err(of)?;
                 self.staged.push(StagedDownload { replica: number, read, done: running.queue().mark() });
             }
             StepAction::UploadStaged(number) => {
@@ -294,11 +295,11 @@ impl Scheduler {
                 let at = staged.ok_or(SchedError::Bug("a staged upload without a download"))?;
                 let StagedDownload { read, done, .. } = self.staged.swap_remove(at);
                 match &mut running.backend {
-                    QueueBackend::HostStaging(staging) => staging.upload_pending(to.clone(), read)?,
+                    QueueBackend::HostStaging(staging) => staging.upload_pending(to.clone(), read).map_err(of)?,
                     QueueBackend::Direct(queue) => {
                         let home = plan.home(plan.split_graph.replicas[number as usize].slot).unwrap_or(device);
                         let bytes = wait_for_bytes(read, &done, &self.abort, &plan.devices[home])?;
-                        host_staging_queue::upload_in_chunks(&mut **queue, to, &bytes)?;
+                        host_staging_queue::upload_in_chunks(&mut **queue, to, &bytes).map_err(of)?;
                     }
                 }
                 self.counts.copied[device] += to.bytes();
@@ -306,20 +307,20 @@ impl Scheduler {
             StepAction::CopyExperts(number) => {
                 let experts = programs.experts(number)?;
                 let ids = experts.ids.get(context.ring_copy).ok_or(SchedError::Bug("a ring copy beyond the depth"))?;
-                let (ids, done) = (running.queue().download(ids.clone())?, running.queue().mark());
+                let (ids, done) = (running.queue().download(ids.clone()).map_err(of)?, running.queue().mark());
                 let ids = wait_for_bytes(ids, &done, &self.abort, &plan.devices[device])?;
                 let (from, to) = (
                     programs.home_region(number, context.ring_copy)?,
                     programs.replica_region(number, context.ring_copy)?,
                 );
                 let ReplicaOrigin::Experts { home, .. } = plan.split_graph.replicas[number as usize].origin else {
-                    return Err(SchedError::Bug("a copy of experts for a replica of another origin").into());
+                    return Err(SchedError::Bug("a copy of experts for a replica of another origin"));
                 };
-                let ranges = expert_ranges(experts, &ids, to.bytes())?;
+                let ranges = expert_ranges(experts, &ids, to.bytes()).map_err(of)?;
                 self.counts.copied[device] += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
                 self.copy_experts(home, context.queue, (from, to), &ranges)?;
             }
-            StepAction::RunSplit(_) => return Err(SchedError::Bug("a split was submitted as a transfer").into()),
+            StepAction::RunSplit(_) => return Err(SchedError::Bug("a split was submitted as a transfer")),
         }
         Ok(())
     }
@@ -330,46 +331,23 @@ impl Scheduler {
         queue: usize,
         (from, to): (&Region, &Region),
         ranges: &[Range<u64>],
-    ) -> Result<(), StepError> {
-        let copies = self.copy_paths.can_copy(self.queues.by_index(queue)?.id.device, home);
+    ) -> Result<(), SchedError> {
+        let device = self.queues.by_index(queue)?.id.device;
+        let name = self.devices[device].info().name.clone();
+        let named = |e| SchedError::from_device(&name, e);
+        let copies = self.copy_paths.can_copy(device, home);
         for range in ranges {
-            let part = |of: &Region| of.subregion(range.start, range.end - range.start);
+            let part = |of: &Region| of.subregion(range.start, range.end - range.start).map_err(named);
             let (from, to) = (part(from)?, part(to)?);
             if copies {
-                host_staging_queue::copy_from_device(self.queues.by_index(queue)?.queue(), from, to, None)?;
+                let queue = self.queues.by_index(queue)?.queue();
+                host_staging_queue::copy_from_device(queue, from, to, None).map_err(named)?;
                 continue;
             }
             let bytes = self.download_blocking(home, from)?;
-            host_staging_queue::upload_in_chunks(self.queues.by_index(queue)?.queue(), &to, &bytes)?;
+            host_staging_queue::upload_in_chunks(self.queues.by_index(queue)?.queue(), &to, &bytes).map_err(named)?;
         }
         Ok(())
-    }
-}
-
-/// The error of a step: a device's error without the device's name, or a complete error.
-enum StepError {
-    Device(DeviceError),
-    Other(SchedError),
-}
-
-impl From<DeviceError> for StepError {
-    fn from(e: DeviceError) -> StepError {
-        StepError::Device(e)
-    }
-}
-
-impl From<SchedError> for StepError {
-    fn from(e: SchedError) -> StepError {
-        StepError::Other(e)
-    }
-}
-
-impl StepError {
-    fn into_sched(self, of: impl FnOnce(DeviceError) -> SchedError) -> SchedError {
-        match self {
-            StepError::Device(e) => of(e),
-            StepError::Other(e) => e,
-        }
     }
 }
 

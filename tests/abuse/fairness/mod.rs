@@ -10,6 +10,7 @@ mod shares;
 mod wire_graph;
 
 pub(crate) use load::LOAD_CLIENTS;
+pub(crate) use wire_graph::WireGraph;
 
 use crate::server_process::ServerProcess;
 use crate::session::Session;

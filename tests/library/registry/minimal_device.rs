@@ -4,7 +4,7 @@
 use fanout::device::{
     Buffer, Caps, CompletionSource, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, Feature,
     MemoryBudget, MemoryInfo, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, Unsupported,
-    UploadSource,
+    UploadSource, check_copy,
 };
 use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::binary::Binary;
@@ -216,17 +216,8 @@ impl MinimalQueue {
 
 impl Queue for MinimalQueue {
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        let bytes = match src {
-            UploadSource::Borrowed(bytes) => bytes.to_vec(),
-            UploadSource::Writer(fill) => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes)?;
-                bytes
-            }
-        };
-        if bytes.len() as u64 != dst.bytes() {
-            return Err(DeviceError::Misuse("an upload and its region differ in size"));
-        }
+        src.check_size(dst.bytes())?;
+        let bytes = src.into_bytes(dst.bytes())?;
         self.submit(&[&dst.clone()], MinimalCommand::Write(dst, bytes))
     }
 
@@ -254,9 +245,7 @@ impl Queue for MinimalQueue {
         if src.buffer().memory::<Bytes>().is_none() {
             return Ok(CopyOutcome::Unreachable);
         }
-        if src.bytes() != dst.bytes() {
-            return Err(DeviceError::Misuse("a copy's regions differ in size"));
-        }
+        check_copy(&src, &dst)?;
         if let Some(point) = after {
             self.wait(point)?;
         }
@@ -265,11 +254,7 @@ impl Queue for MinimalQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        let slots = program.graph().slot_sizes();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
+        program.check_bindings(bindings)?;
         let regions: Vec<_> = bindings.iter().collect();
         self.submit(&regions, MinimalCommand::Run(program.clone(), Arc::clone(bindings)))
     }

@@ -12,23 +12,19 @@ use std::time::Instant;
 fn bytes_may_arrive_before_or_after_their_receive() {
     let server = TestServer::start(Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    for len in [1, BYTES_PER_TOKEN - 1, BYTES_PER_TOKEN, BYTES_PER_TOKEN + 1, (1 << 20) + 3] {
+    for len in [1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, (1 << 20) + 3] {
         let span = dst.alloc_span(len);
-        for early in [0, len.div_ceil(BYTES_PER_TOKEN) / 2, len.div_ceil(BYTES_PER_TOKEN)] {
+        let pieces = len.div_ceil(CHUNK_BYTES);
+        for early in [0, pieces / 2, pieces] {
             let data = random_bytes((len + early) as u64, len);
-            let tokens = dst.request_tokens_for(len);
-            let split = (early * BYTES_PER_TOKEN).min(len);
-            // Sends the early pieces in reverse order.
-            for (token, piece) in tokens.iter().zip(data.chunks(BYTES_PER_TOKEN)).take(early).rev() {
-                src.peer_write(*token, piece);
-            }
-            src.assert_ping_replied();
-            dst.receive_from_peer(span, &tokens);
+            let (token, split) = (dst.request_token(), (early * CHUNK_BYTES).min(len));
+            src.peer_write_all(token, 0, &data[..split]);
+            dst.receive_from_peer(span, token);
             dst.read_spans(0, 7, &[span]);
             if split < len {
                 dst.assert_ping_replied();
             }
-            src.peer_write_all(&tokens[early..], &data[split..]);
+            src.peer_write_all(token, split, &data[split..]);
             assert!(dst.receive_read_bytes() == data, "{len} bytes, {early} pieces early");
         }
     }
@@ -38,23 +34,23 @@ fn bytes_may_arrive_before_or_after_their_receive() {
 fn a_queue_continues_after_its_bytes_have_arrived() {
     let server = TestServer::start(Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let len = 3 * BYTES_PER_TOKEN + 5;
+    let len = 3 * CHUNK_BYTES + 5;
     let (span, before, after) = (dst.alloc_span(len), dst.alloc_span(len), dst.alloc_span(len));
     let data = random_bytes(1, len);
     for early in [true, false] {
-        let tokens = dst.request_tokens_for(len);
+        let token = dst.request_token();
         if early {
-            src.peer_write_all(&tokens, &data);
+            src.peer_write_all(token, 0, &data);
         }
         for value in 0..20 {
             dst.fill_span(0, span, value);
         }
         dst.send_ext(&ExtRequest::CopySpan(CopySpan { queue: 0, src: span, dst: before }));
-        dst.receive_from_peer(span, &tokens);
+        dst.receive_from_peer(span, token);
         dst.send_ext(&ExtRequest::CopySpan(CopySpan { queue: 0, src: span, dst: after }));
         dst.fill_span(0, span, 0);
         if !early {
-            src.peer_write_all(&tokens, &data);
+            src.peer_write_all(token, 0, &data);
         }
         assert!(dst.read_bytes(before) == vec![19; len], "work before the transfer, bytes early: {early}");
         assert!(dst.read_bytes(after) == data, "work after the transfer, bytes early: {early}");
@@ -67,25 +63,25 @@ fn a_busy_device_does_not_block_the_sender() {
     let held = HeldDevice::new("CPU0");
     let server = TestServer::with_device_list(vec![held.clone()], Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let len = 100 * BYTES_PER_TOKEN + 1;
+    let len = 100 * CHUNK_BYTES + 1;
     let span = dst.alloc_span(len);
-    let tokens = dst.request_tokens_for(len);
+    let token = dst.request_token();
     dst.fill_span(0, span, 9);
-    dst.receive_from_peer(span, &tokens);
+    dst.receive_from_peer(span, token);
     dst.read_spans(0, 7, &[BufferSpan { len: 1 << 20, ..span }]);
     dst.assert_ping_replied();
     // More pieces than a queue accepts without blocking.
-    src.peer_write_all(&tokens, &random_bytes(3, len));
+    src.peer_write_all(token, 0, &random_bytes(3, len));
     held.release();
     assert!(dst.receive_read_bytes() == random_bytes(3, len)[..1 << 20]);
     // If the device fails, the receiving queue fails too.
     let held = HeldDevice::new("CPU0");
     let server = TestServer::with_device_list(vec![held.clone()], Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let span = dst.alloc_span(2 * BYTES_PER_TOKEN);
-    let tokens = dst.request_tokens(2);
-    dst.receive_from_peer(span, &tokens);
-    src.peer_write_all(&tokens[..1], &[1; BYTES_PER_TOKEN]);
+    let span = dst.alloc_span(2 * CHUNK_BYTES);
+    let token = dst.request_token();
+    dst.receive_from_peer(span, token);
+    src.peer_write_all(token, 0, &[1; CHUNK_BYTES]);
     held.fail(DeviceError::Misuse("of a test"));
     dst.read_spans(0, 7, &[span]);
     assert!(dst.next_queue_failure().text.contains("of a test"));
@@ -95,18 +91,18 @@ fn a_busy_device_does_not_block_the_sender() {
 fn bytes_of_later_receives_may_arrive_first() {
     let server = TestServer::start(Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let spans: Vec<_> = (0..5).map(|_| dst.alloc_span(BYTES_PER_TOKEN + 1)).collect();
-    let all: Vec<_> = spans.iter().map(|_| dst.request_tokens_for(BYTES_PER_TOKEN + 1)).collect();
-    for (span, tokens) in spans.iter().zip(&all) {
+    let spans: Vec<_> = (0..5).map(|_| dst.alloc_span(CHUNK_BYTES + 1)).collect();
+    let tokens = dst.request_tokens(spans.len() as u32);
+    for (span, token) in spans.iter().zip(&tokens) {
         dst.fill_span(0, *span, 9);
-        dst.receive_from_peer(*span, tokens);
+        dst.receive_from_peer(*span, *token);
     }
     dst.assert_ping_replied();
-    for (seed, tokens) in all.iter().enumerate().rev() {
-        src.peer_write_all(tokens, &random_bytes(seed as u64, BYTES_PER_TOKEN + 1));
+    for (seed, token) in tokens.iter().enumerate().rev() {
+        src.peer_write_all(*token, 0, &random_bytes(seed as u64, CHUNK_BYTES + 1));
     }
     for (seed, span) in spans.iter().enumerate() {
-        assert!(dst.read_bytes(*span) == random_bytes(seed as u64, BYTES_PER_TOKEN + 1), "{seed}");
+        assert!(dst.read_bytes(*span) == random_bytes(seed as u64, CHUNK_BYTES + 1), "{seed}");
     }
 }
 
@@ -118,38 +114,35 @@ fn a_peer_write_without_a_valid_token_is_rejected_and_writes_nothing() {
     dst.fill_span(0, span, 5);
     // Never issued.
     let mut src = Client::connect_with_queues(&server);
-    src.peer_write([7; TRANSFER_TOKEN_BYTES], &[1; 100]);
+    src.peer_write([7; TRANSFER_TOKEN_BYTES], 0, &[1; 100]);
     src.expect_protocol_error(&["PEER_WRITE", "was not issued by this server"]);
-    // A used token, before and after its RECEIVE_FROM_PEER.
-    let tokens = dst.request_tokens(1);
+    // A used token.
+    let token = dst.request_token();
     let mut src = Client::connect_with_queues(&server);
-    src.peer_write_all(&tokens, &[6; 100]);
-    src.peer_write(tokens[0], &[1; 100]);
-    src.expect_protocol_error(&["PEER_WRITE", "used"]);
-    dst.receive_from_peer(span, &tokens);
+    src.peer_write_all(token, 0, &[6; 100]);
+    dst.receive_from_peer(span, token);
     assert_eq!(dst.read_bytes(span), [6; 100]);
-    let mut src = Client::connect_with_queues(&server);
-    src.peer_write(tokens[0], &[1; 100]);
+    src.peer_write(token, 0, &[1; 100]);
     src.expect_protocol_error(&["PEER_WRITE", "used"]);
     assert_eq!(dst.read_bytes(span), [6; 100]);
     // A token of a closed queue, and a token of an ended session.
     let tokens = dst.request_tokens(2);
-    dst.receive_from_peer(span, &tokens[..1]);
+    dst.receive_from_peer(span, tokens[0]);
     dst.close_queue();
     dst.assert_ping_replied();
     let mut src = Client::connect_with_queues(&server);
     // The sender cannot know that the queue was closed, so one use of the token is accepted and its bytes are discarded.
-    src.peer_write_all(&tokens[..1], &[1; 100]);
-    src.peer_write(tokens[0], &[1; 100]);
+    src.peer_write_all(tokens[0], 0, &[1; 100]);
+    src.peer_write(tokens[0], 0, &[1; 100]);
     src.expect_protocol_error(&["PEER_WRITE", "used"]);
     dst.open_queue(0, 0);
     assert_eq!(dst.read_bytes(span), [6; 100]);
     let mut src = Client::connect_with_queues(&server);
-    src.peer_write(tokens[1], &[1; 100]);
+    src.peer_write(tokens[1], 0, &[1; 100]);
     src.assert_ping_replied();
     drop(dst);
     eventually("the session of the client has ended", || server.handle.connections() == 1 && server.used_bytes(0) == 0);
-    src.peer_write(tokens[1], &[1; 100]);
+    src.peer_write(tokens[1], 0, &[1; 100]);
     src.expect_protocol_error(&["PEER_WRITE", "expired"]);
 }
 
@@ -179,8 +172,8 @@ fn bytes_for_an_ended_queue_are_discarded() {
         ("failed for its client", |dst, _, receive| {
             dst.send_ext(receive);
             let span = dst.alloc_ext(1, 1).whole_span();
-            let tokens = TransferTokenList(&[[0; TRANSFER_TOKEN_BYTES]]);
-            dst.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue: 1, span, tokens, address: "127.0.0.1:1" }));
+            let token = [0; TRANSFER_TOKEN_BYTES];
+            dst.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue: 1, span, token, address: "127.0.0.1:1" }));
             assert!(matches!(dst.next_notification(), ReceivedNotification::QueueFailed(1, _)));
         }),
     ];
@@ -191,21 +184,13 @@ fn bytes_for_an_ended_queue_are_discarded() {
         let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
         let (span, lost) = (dst.alloc_span(100), dst.alloc_ext(1, 100).whole_span());
         let tokens = dst.request_tokens(2);
-        case(
-            &mut dst,
-            &held,
-            &ExtRequest::ReceiveFromPeer(ReceiveFromPeer {
-                queue: 1,
-                span: lost,
-                tokens: TransferTokenList(&tokens[1..]),
-            }),
-        );
-        dst.receive_from_peer(span, &tokens[..1]);
+        case(&mut dst, &held, &ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue: 1, span: lost, token: tokens[1] }));
+        dst.receive_from_peer(span, tokens[0]);
         dst.assert_ping_replied();
-        src.peer_write(tokens[1], &[1; 100]);
-        src.peer_write_all(&tokens[..1], &[2; 100]);
+        src.peer_write(tokens[1], 0, &[1; 100]);
+        src.peer_write_all(tokens[0], 0, &[2; 100]);
         assert_eq!(dst.read_bytes(span), [2; 100], "{what}");
-        src.peer_write(tokens[1], &[1; 100]);
+        src.peer_write(tokens[1], 0, &[1; 100]);
         src.expect_protocol_error(&["PEER_WRITE", "used"]);
     }
 }
@@ -214,33 +199,35 @@ fn bytes_for_an_ended_queue_are_discarded() {
 fn tokens_of_ended_queues_are_remembered_up_to_a_limit() {
     let server = TestServer::start(Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let many = dst.alloc_span(64 * BYTES_PER_TOKEN);
-    let span = BufferSpan { len: 1, ..many };
+    let span = dst.alloc_span(1);
     let mut lost = Vec::new();
     for _ in 0..5 {
-        // Received tokens do not count against the limit of unused tokens.
+        // Tokens that a RECEIVE_FROM_PEER has named do not count against the limit of unused tokens.
         let tokens = dst.request_tokens(256);
-        tokens.chunks(64).for_each(|tokens| dst.receive_from_peer(many, tokens));
-        dst.reopen_queue();
+        // Fewer than a queue holds back: further ones would block the session.
+        for tokens in tokens.chunks(32) {
+            tokens.iter().for_each(|token| dst.receive_from_peer(span, *token));
+            dst.reopen_queue();
+        }
         lost.extend(tokens);
     }
     dst.assert_ping_replied();
     for token in &lost[256..] {
-        src.peer_write(*token, &[1]);
+        src.peer_write(*token, 0, &[1]);
     }
     src.assert_ping_replied();
-    src.peer_write(lost[0], &[1]);
+    src.peer_write(lost[0], 0, &[1]);
     src.expect_protocol_error(&["PEER_WRITE", "expired"]);
     // A wrong length and a second RECEIVE_FROM_PEER of a token are errors for ended queues too.
     let tokens = dst.request_tokens(2);
-    tokens.chunks(1).for_each(|token| dst.receive_from_peer(span, token));
+    tokens.iter().for_each(|token| dst.receive_from_peer(span, *token));
     dst.reopen_queue();
     dst.assert_ping_replied();
     let mut src = Client::connect_with_queues(&server);
-    src.peer_write(tokens[0], &[]);
+    src.peer_write(tokens[0], 0, &[]);
     src.expect_protocol_error(&["PEER_WRITE", "got 0"]);
-    dst.receive_from_peer(span, &tokens[1..]);
-    dst.expect_protocol_error(&["RECEIVE_FROM_PEER", "token 0 of the list"]);
+    dst.receive_from_peer(span, tokens[1]);
+    dst.expect_protocol_error(&["RECEIVE_FROM_PEER", "not issued to this session"]);
 }
 
 /// The thread of a session blocks on a queue that waits for bytes of a peer, and does not read the client's socket. The session
@@ -250,8 +237,8 @@ fn a_session_that_waits_for_a_peer_ends_with_its_client() {
     let server = TestServer::start(Config::default());
     let mut dst = Client::connect_with_queues(&server);
     let span = dst.alloc_span(1 << 20);
-    let tokens = dst.request_tokens(1);
-    dst.receive_from_peer(BufferSpan { len: 1, ..span }, &tokens);
+    let token = dst.request_token();
+    dst.receive_from_peer(BufferSpan { len: 1, ..span }, token);
     dst.write_span(0, span, None, &random_bytes(1, 1 << 20));
     assert_eq!(
         dst.next_notification_or_state(),
@@ -271,19 +258,19 @@ fn bytes_of_a_wrong_length_fail_the_receiving_queue() {
         let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
         let span = dst.alloc_span(100);
         dst.fill_span(0, span, 5);
-        let tokens = dst.request_tokens(1);
+        let token = dst.request_token();
         if !early {
-            dst.receive_from_peer(span, &tokens);
+            dst.receive_from_peer(span, token);
             dst.assert_ping_replied();
         }
-        src.peer_write(tokens[0], &vec![1; len]);
+        src.peer_write(token, 0, &vec![1; len]);
         if early && len > 0 {
             src.assert_ping_replied();
         } else {
             src.expect_protocol_error(&["PEER_WRITE", &format!("got {len}")]);
         }
         if early {
-            dst.receive_from_peer(span, &tokens);
+            dst.receive_from_peer(span, token);
         }
         if reads {
             dst.read_spans(0, 7, &[span]);
@@ -302,12 +289,12 @@ fn a_failed_transfer_is_reported_after_earlier_notifications() {
     let server = TestServer::with_device_list(vec![held.clone()], Config::default());
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
     let span = dst.alloc_span(100);
-    let tokens = dst.request_tokens(1);
+    let token = dst.request_token();
     dst.fill_span(0, span, 5);
     dst.read_spans(0, 7, &[span]);
-    dst.receive_from_peer(span, &tokens);
+    dst.receive_from_peer(span, token);
     dst.assert_ping_replied();
-    src.peer_write(tokens[0], &[1; 99]);
+    src.peer_write(token, 0, &[1; 99]);
     src.expect_protocol_error(&["PEER_WRITE", "got 99"]);
     dst.assert_ping_replied();
     held.release();
@@ -319,9 +306,9 @@ fn a_failed_transfer_is_reported_after_earlier_notifications() {
 fn transfer_tokens_expire() {
     let server = TestServer::start(with_short_reply_timeout(Config::default()));
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let span = dst.alloc_span(BYTES_PER_TOKEN + 1);
-    let tokens = dst.request_tokens(2);
-    dst.receive_from_peer(span, &tokens);
+    let span = dst.alloc_span(CHUNK_BYTES + 1);
+    let token = dst.request_token();
+    dst.receive_from_peer(span, token);
     dst.mark(0, 1);
     // The waits for the bytes and for the mark have the same limit. The former must end first: until then a write is accepted.
     let received = Instant::now();
@@ -331,48 +318,56 @@ fn transfer_tokens_expire() {
     dst.notify_reached(0, 1);
     let fault = dst.next_queue_failure();
     assert!(fault.text.contains("deadline"), "{fault:?}");
-    src.peer_write(tokens[0], &[1]);
+    src.peer_write(token, 0, &[1; CHUNK_BYTES]);
     src.expect_protocol_error(&["PEER_WRITE", "expired"]);
     dst.assert_ping_replied();
+}
+
+/// The bytes of a region come once and in order: a peer with the token can write each byte only once.
+#[test]
+fn each_byte_of_a_transfer_is_written_once() {
+    let server = TestServer::start(Config::default());
+    let mut dst = Client::connect_with_queues(&server);
+    let span = dst.alloc_span(2 * CHUNK_BYTES + 1);
+    let (first, short) = (vec![1; CHUNK_BYTES], vec![1; CHUNK_BYTES - 1]);
+    for (at, piece) in
+        [(0, &first), (2 * CHUNK_BYTES, &first), (CHUNK_BYTES, &short), (CHUNK_BYTES - 1, &first), (usize::MAX, &first)]
+    {
+        let (mut src, mut other) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+        let token = dst.request_token();
+        dst.receive_from_peer(span, token);
+        dst.assert_ping_replied();
+        src.peer_write_all(token, 0, &first);
+        other.peer_write(token, at, piece);
+        other.expect_protocol_error(&["PEER_WRITE", &format!("got {} from byte {at} on", piece.len())]);
+        let fault = dst.next_queue_failure();
+        assert!(fault.text.contains(&format!("from byte {CHUNK_BYTES} of the transfer on")), "{fault:?}");
+        src.peer_write(token, CHUNK_BYTES, &first);
+        src.expect_protocol_error(&["PEER_WRITE", "used"]);
+        dst.reopen_queue();
+    }
 }
 
 #[test]
 fn only_unused_tokens_of_the_session_are_accepted() {
     let server = TestServer::start(Config::default());
     let mut other = Client::connect_with_queues(&server);
-    let foreign = other.request_tokens(2);
-    type Case = fn(&mut Client, BufferSpan, &[TransferToken]);
-    let cases: [(&str, Case); 5] = [
-        ("token 0 of the list", |dst, span, foreign| dst.receive_from_peer(span, foreign)),
-        ("token 1 of the list", |dst, span, foreign| {
-            let own = dst.request_tokens(1);
-            dst.receive_from_peer(span, &[own[0], foreign[0]]);
-        }),
-        ("token 1 of the list", |dst, span, _| {
-            let own = dst.request_tokens(1);
-            dst.receive_from_peer(span, &[own[0], own[0]]);
-        }),
-        ("token 0 of the list", |dst, span, _| {
-            let own = dst.request_tokens(2);
-            dst.receive_from_peer(span, &own);
-            dst.receive_from_peer(span, &own);
-        }),
-        ("need 2 transfer tokens", |dst, span, _| {
-            let own = dst.request_tokens(3);
-            dst.receive_from_peer(span, &own);
-        }),
-    ];
-    for (why, case) in cases {
+    let foreign = other.request_token();
+    for is_foreign in [true, false] {
         let mut dst = Client::connect_with_queues(&server);
-        let span = dst.alloc_span(BYTES_PER_TOKEN + 1);
-        case(&mut dst, span, &foreign);
-        dst.expect_protocol_error(&["RECEIVE_FROM_PEER", why]);
+        let span = dst.alloc_span(CHUNK_BYTES + 1);
+        let token = if is_foreign { foreign } else { dst.request_token() };
+        dst.receive_from_peer(span, token);
+        if !is_foreign {
+            dst.receive_from_peer(span, token);
+        }
+        dst.expect_protocol_error(&["RECEIVE_FROM_PEER", "not issued to this session"]);
     }
-    // The rejected requests did not invalidate the tokens of their session.
-    let span = other.alloc_span(BYTES_PER_TOKEN + 1);
-    other.receive_from_peer(span, &foreign);
-    Client::connect_with_queues(&server).peer_write_all(&foreign, &random_bytes(1, BYTES_PER_TOKEN + 1));
-    assert!(other.read_bytes(span) == random_bytes(1, BYTES_PER_TOKEN + 1));
+    // The rejected request did not invalidate the token of its session.
+    let span = other.alloc_span(CHUNK_BYTES + 1);
+    other.receive_from_peer(span, foreign);
+    Client::connect_with_queues(&server).peer_write_all(foreign, 0, &random_bytes(1, CHUNK_BYTES + 1));
+    assert!(other.read_bytes(span) == random_bytes(1, CHUNK_BYTES + 1));
 }
 
 #[test]
@@ -391,17 +386,17 @@ fn unused_tokens_and_early_bytes_are_limited() {
     }
     // Early bytes are charged to the session's memory until they are copied to their buffer.
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
-    let span = dst.alloc_span(2 * BYTES_PER_TOKEN);
+    let span = dst.alloc_span(2 * CHUNK_BYTES);
     for round in 0..4 {
-        let tokens = dst.request_tokens(2);
-        src.peer_write_all(&tokens, &random_bytes(round, 2 * BYTES_PER_TOKEN));
-        dst.receive_from_peer(span, &tokens);
-        assert!(dst.read_bytes(span) == random_bytes(round, 2 * BYTES_PER_TOKEN));
+        let token = dst.request_token();
+        src.peer_write_all(token, 0, &random_bytes(round, 2 * CHUNK_BYTES));
+        dst.receive_from_peer(span, token);
+        assert!(dst.read_bytes(span) == random_bytes(round, 2 * CHUNK_BYTES));
     }
-    let tokens = dst.request_tokens(3);
-    src.peer_write_all(&tokens[..2], &random_bytes(1, 2 * BYTES_PER_TOKEN));
-    src.peer_write_all(&tokens[2..], &[1]);
-    dst.receive_from_peer(BufferSpan { len: 1, ..span }, &tokens[2..]);
+    let tokens = dst.request_tokens(2);
+    src.peer_write_all(tokens[0], 0, &random_bytes(1, 2 * CHUNK_BYTES));
+    src.peer_write_all(tokens[1], 0, &[1]);
+    dst.receive_from_peer(BufferSpan { len: 1, ..span }, tokens[1]);
     dst.read_spans(0, 7, &[span]);
     assert!(matches!(dst.next_queue_failure().kind, DeviceFaultKind::OutOfMemory { requested: 1, .. }));
 }

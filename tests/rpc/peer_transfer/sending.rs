@@ -13,13 +13,13 @@ use std::net::TcpListener;
 fn send_and_receive_copy_bytes_between_servers() {
     let (a, b) = (TestServer::start(config_with_peers(&["127.0.0.0/8:*"])), TestServer::start(Config::default()));
     let (mut src, mut dst) = (Client::connect_with_queues(&a), Client::connect_with_queues(&b));
-    for (seed, len) in [1, BYTES_PER_TOKEN, (1 << 20) + 3, 40 * BYTES_PER_TOKEN + 1].into_iter().enumerate() {
+    for (seed, len) in [1, CHUNK_BYTES, (1 << 20) + 3, 40 * CHUNK_BYTES + 1].into_iter().enumerate() {
         let data = random_bytes(seed as u64, len);
         let (from, to) = (src.alloc_span(len), dst.alloc_span(len));
-        let tokens = dst.request_tokens_for(len);
+        let token = dst.request_token();
         src.write_span(0, from, None, &data);
-        dst.receive_from_peer(to, &tokens);
-        src.send_to_peer(from, &tokens, &b.addr.to_string());
+        dst.receive_from_peer(to, token);
+        src.send_to_peer(from, token, &b.addr.to_string());
         // The fill follows the read of the bytes in queue order, so it does not change the sent bytes.
         src.fill_span(0, from, 0);
         assert!(dst.read_bytes(to) == data, "{len} bytes");
@@ -39,25 +39,18 @@ fn two_queues_share_one_peer_connection() {
     assert_eq!(src.probe_peer(&b.addr.to_string()), Ok(()));
     src.open_queue(1, 0);
     dst.open_queue(1, 0);
-    let len = 2 * BYTES_PER_TOKEN;
+    let len = 2 * CHUNK_BYTES;
     let (from, to) = (src.alloc_span(len), dst.alloc_span(len));
     src.write_span(0, from, None, &random_bytes(1, len));
     assert!(src.read_bytes(from) == random_bytes(1, len));
-    let (first, second) = (dst.request_tokens_for(BYTES_PER_TOKEN), dst.request_tokens_for(BYTES_PER_TOKEN));
-    let half = |span: BufferSpan, at: usize| BufferSpan {
-        offset: (at * BYTES_PER_TOKEN) as u64,
-        len: BYTES_PER_TOKEN as u64,
-        ..span
-    };
+    let (first, second) = (dst.request_token(), dst.request_token());
+    let half =
+        |span: BufferSpan, at: usize| BufferSpan { offset: (at * CHUNK_BYTES) as u64, len: CHUNK_BYTES as u64, ..span };
     let address = b.addr.to_string();
-    for (queue, tokens, at) in [(0, &first, 0), (1, &second, 1)] {
-        dst.send_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer {
-            queue,
-            span: half(to, at),
-            tokens: TransferTokenList(tokens),
-        }));
-        let (span, tokens) = (half(from, at), TransferTokenList(tokens));
-        src.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue, span, tokens, address: &address }));
+    for (queue, token, at) in [(0, first, 0), (1, second, 1)] {
+        dst.send_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span: half(to, at), token }));
+        let span = half(from, at);
+        src.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue, span, token, address: &address }));
     }
     dst.mark(1, 1);
     dst.wait_for_mark(0, 1, 1);
@@ -91,7 +84,7 @@ fn only_allowed_peers_are_connected_to() {
         let error = src.probe_peer(&address).expect_err("the address is not on the allow-list");
         assert!(error.contains(why), "{peers:?} {address}: {error}");
         let span = src.alloc_span(1);
-        src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], &address);
+        src.send_to_peer(span, [0; TRANSFER_TOKEN_BYTES], &address);
         let fault = src.next_queue_failure();
         assert!(fault.text.contains(why), "{peers:?} {address}: {fault:?}");
         // Only the queue fails: the session accepts a new queue.
@@ -145,7 +138,7 @@ fn an_unreachable_peer_is_reported() {
         let error = src.probe_peer(address).expect_err("no usable server is there");
         assert!(error.contains(address.as_str()), "{error}");
         let span = src.alloc_span(1);
-        src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], address);
+        src.send_to_peer(span, [0; TRANSFER_TOKEN_BYTES], address);
         let fault = src.next_queue_failure();
         assert!(fault.text.contains(address.as_str()), "{fault:?}");
         src.reopen_queue();
@@ -162,7 +155,7 @@ fn a_peer_of_another_version_receives_no_data() {
     for (peer_version, why) in [(version(5, 1), "no fanout server"), (version(9, 0), "no fanout server")] {
         let mut src = Client::connect_with_queues(&server);
         let span = src.alloc_span(1);
-        src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], &peer.address);
+        src.send_to_peer(span, [0; TRANSFER_TOKEN_BYTES], &peer.address);
         let mut connection = peer.accept_hello(peer_version);
         connection.wait_closed();
         let fault = src.next_queue_failure();
@@ -226,8 +219,8 @@ fn undelivered_bytes_fail_the_sending_queue() {
     let server = TestServer::start(with_short_stall_timeout(config_with_peers(&["127.0.0.1:*"])));
     for (expected_text, pieces, case) in cases {
         let mut src = Client::connect_with_queues(&server);
-        let (span, tokens) = (src.alloc_span(pieces * BYTES_PER_TOKEN), vec![[3; TRANSFER_TOKEN_BYTES]; pieces]);
-        src.send_to_peer(span, &tokens, &peer.address);
+        let (span, token) = (src.alloc_span(pieces * CHUNK_BYTES), [3; TRANSFER_TOKEN_BYTES]);
+        src.send_to_peer(span, token, &peer.address);
         case(&mut peer.accept());
         let fault = src.next_queue_failure();
         // A connection that is closed with unread bytes may be reset, or its writes may fail, before the source reads the
@@ -237,7 +230,7 @@ fn undelivered_bytes_fail_the_sending_queue() {
         assert!(reason_given && fault.text.contains(&peer.address), "{expected_text}: {fault:?}");
         assert!(!fault.text.contains(SECRET), "{fault:?}");
         // Later sends on the failed queue are ignored, and the session continues.
-        src.send_to_peer(span, &tokens, &peer.address);
+        src.send_to_peer(span, token, &peer.address);
         src.assert_ping_replied();
     }
     peer.assert_no_connection();
@@ -248,22 +241,23 @@ fn an_idle_peer_connection_that_was_closed_is_reopened() {
     let peer = FakeServer::start();
     let server = TestServer::start(config_with_peers(&["127.0.0.1:*"]));
     let mut src = Client::connect_with_queues(&server);
-    let span = src.alloc_span(BYTES_PER_TOKEN + 1);
+    let span = src.alloc_span(CHUNK_BYTES + 1);
     src.fill_span(0, span, 8);
     for _ in 0..3 {
-        src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES], [4; TRANSFER_TOKEN_BYTES]], &peer.address);
+        src.send_to_peer(span, [3; TRANSFER_TOKEN_BYTES], &peer.address);
         let mut connection = peer.accept();
-        for (token, len) in [([3; TRANSFER_TOKEN_BYTES], BYTES_PER_TOKEN), ([4; TRANSFER_TOKEN_BYTES], 1)] {
+        for (at, len) in [(0, CHUNK_BYTES), (CHUNK_BYTES, 1)] {
             let (command, body) = connection.read_message();
             assert_eq!(command, ExtCommand::PeerWrite);
-            assert!(body[..TRANSFER_TOKEN_BYTES] == token && body[TRANSFER_TOKEN_BYTES..] == vec![8; len]);
+            let head = [&[3; TRANSFER_TOKEN_BYTES][..], &(at as u64).to_le_bytes()].concat();
+            assert!(body[..PEER_WRITE_HEAD] == head && body[PEER_WRITE_HEAD..] == vec![8; len]);
         }
         connection.reply_to_ping();
         // An orderly close after all bytes were acknowledged is no error.
         connection.shutdown_write();
         connection.wait_closed();
     }
-    assert_eq!(src.read_bytes(span), vec![8; BYTES_PER_TOKEN + 1]);
+    assert_eq!(src.read_bytes(span), vec![8; CHUNK_BYTES + 1]);
 }
 
 /// Bytes to send are staged in host memory. The session blocks while too many staged bytes are in flight.
@@ -273,11 +267,11 @@ fn a_session_blocks_while_too_many_bytes_are_in_flight() {
     let config = config_with_peers(&["127.0.0.1:*"]).with_limits(Config::limits(16, 1 << 20));
     let server = TestServer::start(config);
     let mut src = Client::connect_with_queues(&server);
-    let span = src.alloc_span(4 * BYTES_PER_TOKEN);
+    let span = src.alloc_span(4 * CHUNK_BYTES);
     // More bytes than the limit of staged bytes and the socket buffers together.
     let sends = 120;
     for _ in 0..sends {
-        src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 4], &peer.address);
+        src.send_to_peer(span, [3; TRANSFER_TOKEN_BYTES], &peer.address);
     }
     src.send_ext(&ExtRequest::Ping(Ping {}));
     assert_eq!(
@@ -299,24 +293,9 @@ fn a_session_blocks_while_too_many_bytes_are_in_flight() {
 fn bytes_in_flight_are_charged_to_the_session() {
     let peer = FakeServer::start();
     let config = config_with_peers(&["127.0.0.1:*"]);
-    let server = TestServer::start(config.with_max_memory(Some(3 * BYTES_PER_TOKEN as u64)));
+    let server = TestServer::start(config.with_max_memory(Some(3 * CHUNK_BYTES as u64)));
     let mut src = Client::connect_with_queues(&server);
-    let span = src.alloc_span(2 * BYTES_PER_TOKEN);
-    src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 2], &peer.address);
+    let span = src.alloc_span(2 * CHUNK_BYTES);
+    src.send_to_peer(span, [3; TRANSFER_TOKEN_BYTES], &peer.address);
     assert!(matches!(src.next_queue_failure().kind, DeviceFaultKind::OutOfMemory { .. }));
-}
-
-#[test]
-fn the_number_of_transfer_tokens_must_match_the_span_and_the_limit() {
-    let peer = FakeServer::start();
-    let server = TestServer::start(config_with_peers(&["127.0.0.1:*"]));
-    for (span_bytes, tokens, expected) in [
-        (BYTES_PER_TOKEN, 2, "need 1 transfer tokens"),
-        (4 * BYTES_PER_TOKEN, 1025, "at most 1024 transfer tokens, got 1025"),
-    ] {
-        let mut src = Client::connect_with_queues(&server);
-        let span = src.alloc_span(span_bytes);
-        src.send_to_peer(span, &vec![[3; TRANSFER_TOKEN_BYTES]; tokens], &peer.address);
-        src.expect_protocol_error(&["SEND_TO_PEER", expected]);
-    }
 }

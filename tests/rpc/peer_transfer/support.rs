@@ -10,8 +10,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Bytes that one transfer token covers.
-pub(crate) const BYTES_PER_TOKEN: usize = 256 << 10;
+/// Bytes of one PEER_WRITE, except for the last one of a transfer.
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 
 /// Limits of the messages that the fake server decodes.
 const LIMITS: Limits = Limits::new(1, 1, 1 << 20);
@@ -51,41 +51,31 @@ impl Client {
         let Ok(ExtResponse::IssueTokens(list)) = ExtResponse::decode(ExtCommand::IssueTokens, &body) else {
             panic!("{body:?}")
         };
-        assert_eq!(list.0.len(), count as usize);
-        list.0.to_vec()
+        assert_eq!(list.len(), count as usize);
+        list.to_vec()
     }
 
-    /// Requests as many tokens as a transfer of `bytes` bytes needs.
-    pub(crate) fn request_tokens_for(&mut self, bytes: usize) -> Vec<TransferToken> {
-        self.request_tokens(bytes.div_ceil(BYTES_PER_TOKEN) as u32)
+    pub(crate) fn request_token(&mut self) -> TransferToken {
+        self.request_tokens(1)[0]
     }
 
-    pub(crate) fn receive_from_peer(&mut self, span: BufferSpan, tokens: &[TransferToken]) {
-        self.send_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer {
-            queue: 0,
-            span,
-            tokens: TransferTokenList(tokens),
-        }));
+    pub(crate) fn receive_from_peer(&mut self, span: BufferSpan, token: TransferToken) {
+        self.send_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue: 0, span, token }));
     }
 
-    pub(crate) fn send_to_peer(&mut self, span: BufferSpan, tokens: &[TransferToken], address: &str) {
-        self.send_ext(&ExtRequest::SendToPeer(SendToPeer {
-            queue: 0,
-            span,
-            tokens: TransferTokenList(tokens),
-            address,
-        }));
+    pub(crate) fn send_to_peer(&mut self, span: BufferSpan, token: TransferToken, address: &str) {
+        self.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue: 0, span, token, address }));
     }
 
-    pub(crate) fn peer_write(&mut self, token: TransferToken, data: &[u8]) {
-        self.send_ext(&ExtRequest::PeerWrite(PeerWrite { token, data }));
+    pub(crate) fn peer_write(&mut self, token: TransferToken, at: usize, data: &[u8]) {
+        self.send_ext(&ExtRequest::PeerWrite(PeerWrite { token, at: at as u64, data }));
     }
 
-    /// Sends the data in pieces, one per token, and asserts that the server has accepted them.
+    /// Sends the bytes of a transfer from byte `at` on in pieces, and asserts that the server has accepted them.
     #[track_caller]
-    pub(crate) fn peer_write_all(&mut self, tokens: &[TransferToken], data: &[u8]) {
-        for (token, piece) in tokens.iter().zip(data.chunks(BYTES_PER_TOKEN)) {
-            self.peer_write(*token, piece);
+    pub(crate) fn peer_write_all(&mut self, token: TransferToken, at: usize, data: &[u8]) {
+        for (start, piece) in (at..).step_by(CHUNK_BYTES).zip(data.chunks(CHUNK_BYTES)) {
+            self.peer_write(token, start, piece);
         }
         self.assert_ping_replied();
     }

@@ -159,8 +159,8 @@ fn a_conversion_to_rows_ends_whatever_runs_are_counted() {
     let mut turns = 1;
     while !turn(&memory, &pool, LayoutAccess::Rows) {
         let span = PanelSpan::of(AT, &tensor()).unwrap();
-        (0..2000).for_each(|_| memory.read_map().count_run(&span.range));
-        assert!(memory.read_map().is_delayed(&span.range) && memory.read_map().unpacked_rests(&span).is_empty());
+        (0..2000).for_each(|_| memory.read_map().delays.count_run(&span.range));
+        assert!(memory.read_map().delays.is_delayed(&span.range) && memory.read_map().unpacked_rests(&span).is_empty());
         let guard = memory.lock_layout([(&of_part, 0)].into_iter(), None, &pool, Locking::GiveWay(&|| true)).unwrap();
         drop(guard);
         turns += 1;
@@ -169,7 +169,7 @@ fn a_conversion_to_rows_ends_whatever_runs_are_counted() {
     assert!(found(&memory) == Found::Rows && content_as_rows(&memory) == content);
     // Then the runs count, those of a part too if it is the begin.
     for left in (0..16).rev() {
-        assert!(memory.read_map().is_delayed(&PanelSpan::of(AT, &tensor()).unwrap().range), "{left}");
+        assert!(memory.read_map().delays.is_delayed(&PanelSpan::of(AT, &tensor()).unwrap().range), "{left}");
         let guard = memory.lock_layout([(&whole, 0)].into_iter(), None, &pool, Locking::WAIT).unwrap().unwrap();
         assert_eq!(guard.version(), None);
         guard.count_run(&whole, 0);
@@ -194,7 +194,7 @@ fn delays_keep_to_their_tensor() {
     drop(lock(&both, 0));
     drop(lock(&rows, 0)); // converts the stack
     let ranges = [AT..AT + n, AT + n..AT + 2 * n];
-    let delayed = || ranges.clone().map(|range| memory.read_map().is_delayed(&range));
+    let delayed = || ranges.clone().map(|range| memory.read_map().delays.is_delayed(&range));
     assert_eq!(delayed(), [true, true]);
     (0..16).for_each(|_| lock(&both, 0).count_run(&both, 0));
     assert_eq!(delayed(), [false, false]);

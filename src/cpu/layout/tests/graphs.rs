@@ -1,7 +1,7 @@
 //! Which weights of a graph are packed into panels before its products run.
 
-use super::layout_map::FIRST_REPACK_DELAY;
 use super::*;
+use crate::device::FIRST_REPACK_DELAY;
 
 /// Graphs in which a product's weight has a second use, which decides whether the weight is packed.
 #[test]

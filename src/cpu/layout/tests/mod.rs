@@ -129,7 +129,7 @@ fn memory(buffer: &Buffer) -> &CpuMemory {
 /// conversion is unfinished.
 fn row_content(memory: &CpuMemory) -> Vec<u8> {
     let map = memory.read_map();
-    let whole = |span: &PanelSpan| span.range.len() >= MIN_PACKED_BYTES && !map.is_delayed(&span.range);
+    let whole = |span: &PanelSpan| span.range.len() >= MIN_PACKED_BYTES && !map.delays.is_delayed(&span.range);
     assert!(map.packed().iter().all(whole), "{map:?}");
     drop(map);
     content_as_rows(memory)

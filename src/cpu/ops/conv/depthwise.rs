@@ -2,9 +2,9 @@
 //! are adjacent in memory (the layout C, W, H, N), vectors run along the channels, otherwise along x.
 
 use super::image::{inside, position, steps_inside};
-use crate::cpu::ops::{CHUNK, Kernel, RowPieces};
+use crate::cpu::ops::{CHUNK, Kernel, RowPieces, math};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::ops::ConvAxis;
 use crate::ops::conv::Conv;
 use crate::tensor::TensorDesc;
@@ -52,30 +52,12 @@ fn along_rows(ctx: &mut KernelContext<'_>, [ax, ay]: &[ConvAxis; 2]) {
                         image.load_every(first, step as usize, row);
                         row
                     };
-                    run_widest(ScaledAdd { sums: &mut sums[range], x, weight: weight[0] });
+                    math::add_scaled(&mut sums[range], x, weight[0]);
                 }
             }
             dst.store([x, y, c, n], sums);
         },
     );
-}
-
-/// `sums += x * weight`.
-struct ScaledAdd<'a> {
-    sums: &'a mut [f32],
-    x: &'a [f32],
-    weight: f32,
-}
-
-impl Multiversion for ScaledAdd<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        for (sum, x) in self.sums.iter_mut().zip(self.x) {
-            *sum += x * self.weight;
-        }
-    }
 }
 
 /// The operands with dimension 0 along the channels.
@@ -145,28 +127,19 @@ fn along_channels(ctx: &mut KernelContext<'_>, [ax, ay]: &[ConvAxis; 2], layouts
                     }
                     row
                 };
-                run_widest(ChannelsAdd { sums: &mut sums[range.start * width..range.end * width], x, weights });
+                add_channels(&mut sums[range.start * width..range.end * width], x, weights);
             }
         }
         dst.store(i, sums);
     });
 }
 
-/// Adds `x` times `weights` to `sums`, for each run of as many elements as there are weights.
-struct ChannelsAdd<'a> {
-    sums: &'a mut [f32],
-    x: &'a [f32],
-    weights: &'a [f32],
-}
-
-impl Multiversion for ChannelsAdd<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let width = self.weights.len();
-        for (sums, x) in self.sums.chunks_exact_mut(width).zip(self.x.chunks_exact(width)) {
-            for ((sum, x), weight) in sums.iter_mut().zip(x).zip(self.weights) {
+multiversion! {
+    /// Adds `x` times `weights` to `sums`, for each run of as many elements as there are weights.
+    fn add_channels<'a>(sums: &'a mut [f32], x: &'a [f32], weights: &'a [f32]) {
+        let width = weights.len();
+        for (sums, x) in sums.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+            for ((sum, x), weight) in sums.iter_mut().zip(x).zip(weights) {
                 *sum += x * weight;
             }
         }

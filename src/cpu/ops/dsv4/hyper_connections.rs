@@ -2,7 +2,7 @@
 
 use super::super::{CHUNK, Kernel, RowPieces, math};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::ops::NodeView;
 use crate::ops::dsv4::STREAMS;
 
@@ -113,11 +113,11 @@ fn run_pre(ctx: &mut KernelContext<'_>, scale: f32, gated: bool) {
             if gated {
                 let gates = &mut gate_buffer[..n];
                 weights.load([first, h, t, 0], gates);
-                run_widest(AddGated { sums, x, gates });
+                add_gated(sums, x, gates);
             } else {
                 let mut factor = [0.0];
                 weights.load([h, t, 0, 0], &mut factor);
-                run_widest(AddScaled { sums, x, factor: factor[0] });
+                math::add_scaled(sums, x, factor[0]);
             }
         }
         math::scale(sums, scale);
@@ -148,50 +148,23 @@ fn run_post(ctx: &mut KernelContext<'_>) {
         math::scale(sums, factor[0]);
         let Some(comb) = &comb else {
             let kept = residual.fetch([first, d, t, 0], buffer);
-            run_widest(AddScaled { sums, x: kept, factor: 1.0 });
+            math::add_scaled(sums, kept, 1.0);
             return dst.store([first, d, t, 0], sums);
         };
         for s in 0..streams {
             let from = residual.fetch([first, s, t, 0], buffer);
             comb.load([d, s, t, 0], &mut factor);
-            run_widest(AddScaled { sums, x: from, factor: factor[0] });
+            math::add_scaled(sums, from, factor[0]);
         }
         dst.store([first, d, t, 0], sums);
     });
 }
 
-/// `sums += factor x`.
-struct AddScaled<'a> {
-    sums: &'a mut [f32],
-    x: &'a [f32],
-    factor: f32,
-}
-
-impl Multiversion for AddScaled<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        for (sum, x) in self.sums.iter_mut().zip(self.x) {
-            *sum += x * self.factor;
-        }
-    }
-}
-
-/// `sums += x sigmoid(gates)`; the gates are overwritten.
-struct AddGated<'a> {
-    sums: &'a mut [f32],
-    x: &'a [f32],
-    gates: &'a mut [f32],
-}
-
-impl Multiversion for AddGated<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        math::update(self.gates, math::sigmoid);
-        for ((sum, x), gate) in self.sums.iter_mut().zip(self.x).zip(self.gates) {
+multiversion! {
+    /// `sums += x sigmoid(gates)`; the gates are overwritten.
+    fn add_gated<'a>(sums: &'a mut [f32], x: &'a [f32], gates: &'a mut [f32]) {
+        math::update(gates, math::sigmoid);
+        for ((sum, x), gate) in sums.iter_mut().zip(x).zip(gates) {
             *sum += x * *gate;
         }
     }

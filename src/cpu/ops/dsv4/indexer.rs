@@ -4,7 +4,7 @@
 use super::super::Kernel;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::attention_gemm::{AttentionGemm, COLUMN_MULTIPLE, GemmShape};
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::ops::NodeView;
 use crate::tensor::quant::dequantiser;
 
@@ -122,7 +122,7 @@ impl Indexer {
                 for i in 0..tokens.len() {
                     let out = &mut sums[i * cells.len() + first..][..count];
                     let factors = &factors[i * heads..][..heads];
-                    run_widest(AddHeads { out, products, columns, first: i * heads, factors });
+                    add_heads(out, products, columns, i * heads, factors);
                 }
             }
         }
@@ -153,23 +153,12 @@ struct Scratch<'a> {
     sums: &'a mut [f32],
 }
 
-/// `out += Σ_h max(products[h], 0) factors[h]` for each row of products, from column `first` on.
-struct AddHeads<'a> {
-    out: &'a mut [f32],
-    products: &'a [f32],
-    columns: usize,
-    first: usize,
-    factors: &'a [f32],
-}
-
-impl Multiversion for AddHeads<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let factors = self.factors.as_chunks::<COLUMN_MULTIPLE>().0;
-        for (out, row) in self.out.iter_mut().zip(self.products.chunks_exact(self.columns)) {
-            let (row, mut sums) = (row[self.first..].as_chunks::<COLUMN_MULTIPLE>().0, [0.0; COLUMN_MULTIPLE]);
+multiversion! {
+    /// `out += Σ_h max(products[h], 0) factors[h]` for each row of products, from column `first` on.
+    fn add_heads<'a>(out: &'a mut [f32], products: &'a [f32], columns: usize, first: usize, factors: &'a [f32]) {
+        let factors = factors.as_chunks::<COLUMN_MULTIPLE>().0;
+        for (out, row) in out.iter_mut().zip(products.chunks_exact(columns)) {
+            let (row, mut sums) = (row[first..].as_chunks::<COLUMN_MULTIPLE>().0, [0.0; COLUMN_MULTIPLE]);
             for (products, factors) in row.iter().zip(factors) {
                 for l in 0..COLUMN_MULTIPLE {
                     let product = if products[l] > 0.0 { products[l] } else { 0.0 };

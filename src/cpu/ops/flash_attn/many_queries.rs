@@ -8,7 +8,7 @@ use super::{
 };
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::attention_gemm::{AttentionGemm, COLUMN_MULTIPLE, GemmShape};
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use std::ops::Range;
 
 impl AttentionPlan {
@@ -58,8 +58,8 @@ impl AttentionPlan {
                 }
             }
             let (top, total, factor) = (&mut top[..n], &mut total[..n], &mut factor[..n]);
-            if run_widest(WeightsLoop { scores, top, total, factor }) {
-                run_widest(RescaleLoop { acc, factor });
+            if weigh_scores(scores, top, total, factor) {
+                rescale(acc, factor);
             }
             let values = &mut scratch.block[..at.len() * self.dv];
             convert(&v, self.from_v, &at, v_plane, values);
@@ -78,21 +78,15 @@ impl AttentionPlan {
     }
 }
 
-/// Turns a block of scores (one line per position) into weights relative to the new maxima. `factor` receives the factors by
-/// which earlier sums shrink; returns whether any shrinks.
-struct WeightsLoop<'a> {
-    scores: &'a mut [f32],
-    top: &'a mut [f32],
-    total: &'a mut [f64],
-    factor: &'a mut [f32],
-}
-
-impl Multiversion for WeightsLoop<'_> {
-    type Out = bool;
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) -> bool {
-        let WeightsLoop { scores, top, total, factor } = self;
+multiversion! {
+    /// Turns a block of scores (one line per position) into weights relative to the new maxima. `factor` receives the factors by
+    /// which earlier sums shrink; returns whether any shrinks.
+    fn weigh_scores<'a>(
+        scores: &'a mut [f32],
+        top: &'a mut [f32],
+        total: &'a mut [f64],
+        factor: &'a mut [f32],
+    ) -> bool {
         let n = top.len();
         let (mut new, mut base, mut sum) =
             ([MASKED; MAX_TILE_QUERIES], [0.0; MAX_TILE_QUERIES], [0.0; MAX_TILE_QUERIES]);
@@ -124,19 +118,11 @@ impl Multiversion for WeightsLoop<'_> {
     }
 }
 
-/// Multiplies each line of `acc` by the factors of the queries.
-struct RescaleLoop<'a> {
-    acc: &'a mut [f32],
-    factor: &'a [f32],
-}
-
-impl Multiversion for RescaleLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        for line in self.acc.chunks_exact_mut(self.factor.len()) {
-            for (x, factor) in line.iter_mut().zip(self.factor) {
+multiversion! {
+    /// Multiplies each line of `acc` by the factors of the queries.
+    fn rescale<'a>(acc: &'a mut [f32], factor: &'a [f32]) {
+        for line in acc.chunks_exact_mut(factor.len()) {
+            for (x, factor) in line.iter_mut().zip(factor) {
                 *x *= factor;
             }
         }

@@ -10,11 +10,11 @@ mod few_queries;
 mod many_queries;
 mod mask;
 
-use super::{Kernel, empty_sum, math, unsupported_types};
+use super::{Kernel, bounded, empty_sum, math, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::attention_gemm::{AttentionGemm, COLUMN_MULTIPLE};
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::flash_attn::FlashAttn;
@@ -40,6 +40,16 @@ const SPLIT_BELOW_TILES: usize = 64;
 /// Fewest positions of a part.
 const MIN_PART_POSITIONS: usize = 256;
 
+/// Most products of a part with all queries of a tile: some tenths of a second. Contexts of models are one part, because parts
+/// need memory for their results.
+const MAX_PRODUCTS: usize = 1 << 34;
+
+/// Cost of the exponential, the mask and the maximum of one score, in products.
+const SCORE_COST: usize = 64;
+
+/// Most elements of a head of K or V.
+const MAX_WIDTH: usize = 1 << 14;
+
 /// The mask value, and the score, of a masked position.
 const MASKED: f32 = f32::NEG_INFINITY;
 
@@ -55,6 +65,7 @@ pub(super) fn select(op: FlashAttn, node: &NodeView<'_>) -> Result<Kernel, Unsup
     if k.is_empty() {
         return Ok(empty_sum(node));
     }
+    bounded(node.op.code(), "elements of a head", k.ne()[0].max(v.ne()[0]), MAX_WIDTH)?;
     let plan = AttentionPlan::new(op, q.ne(), k.ne(), v.ne(), from_k, from_v);
     let cost = q.elements().saturating_mul(plan.positions).saturating_mul(2);
     let (local, shared, syncs) = (plan.local(), plan.shared(), usize::from(plan.parts > 1));
@@ -170,8 +181,11 @@ impl AttentionPlan {
         if plan.tiles() < SPLIT_BELOW_TILES {
             let parts = SPLIT_BELOW_TILES.div_ceil(plan.tiles().max(1)).min(k[1] / MIN_PART_POSITIONS).max(1);
             plan.part = k[1].div_ceil(parts).next_multiple_of(BLOCK).max(BLOCK);
-            plan.parts = k[1].div_ceil(plan.part).max(1);
         }
+        // Of a context of millions of positions, a part with all queries of a tile would take seconds.
+        let products = plan.tile_heads * plan.tile_tokens * (dk + v[0] + SCORE_COST);
+        plan.part = plan.part.min((MAX_PRODUCTS / products / BLOCK).max(1) * BLOCK);
+        plan.parts = k[1].div_ceil(plan.part).max(1);
         plan
     }
 
@@ -310,7 +324,7 @@ impl AttentionPlan {
     /// Applies the softcap to the scores.
     fn cap(&self, scores: &mut [f32]) {
         if self.op.softcap != 0.0 {
-            run_widest(SoftcapLoop { scores, cap: self.op.softcap });
+            cap_scores(scores, self.op.softcap);
         }
     }
 
@@ -363,18 +377,10 @@ impl AttentionPlan {
     }
 }
 
-/// `cap * tanh(s)` of each score.
-struct SoftcapLoop<'a> {
-    scores: &'a mut [f32],
-    cap: f32,
-}
-
-impl Multiversion for SoftcapLoop<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        math::update(self.scores, |s| self.cap * math::tanh(s));
+multiversion! {
+    /// `cap * tanh(s)` of each score.
+    fn cap_scores<'a>(scores: &'a mut [f32], cap: f32) {
+        math::update(scores, |s| cap * math::tanh(s));
     }
 }
 
@@ -396,4 +402,22 @@ fn all_finite(x: &[f32]) -> bool {
 
 fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_many_queries_are_short() {
+        let op = FlashAttn { scale: 1.0, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
+        let convert = dequantiser(F16).unwrap();
+        for (positions, width, want) in [(4096, 128, 1), (1 << 19, 128, 1), (1 << 23, 128, 11), (1 << 15, MAX_WIDTH, 5)]
+        {
+            let (q, kv) = ([width, 512, 32, 1], [width, positions, 8, 1]);
+            let plan = AttentionPlan::new(op, q, kv, kv, convert, convert);
+            assert_eq!(plan.parts, want, "{positions} positions of {width} elements");
+            assert!(plan.tile_heads * plan.tile_tokens * plan.part * (2 * width + SCORE_COST) <= MAX_PRODUCTS);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use super::{HeadShape, Kernel, vector};
 use crate::cpu::ops::recurrence::{Recurrence, RecurrenceClaim, load_flat, store_flat};
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 
 /// Values of a unit: four vectors of eight, because an addition waits four cycles for the one before it. The last unit of a head
 /// is filled up with values of 0.
@@ -84,8 +84,8 @@ fn run(ctx: &mut KernelContext<'_>, shape: &HeadShape, recurrence: &Recurrence, 
             let token = t + shape.tokens * sequence;
             v_source.load([columns.start, head, token, 0], &mut v[..columns.len()]);
             match rule {
-                Rule::Wkv6 => run_widest(Wkv6Token { states, k, v, r, decay, bonus: &bonus[..size], out }),
-                Rule::Gated { scale } => run_widest(GatedToken { states, k, v, q: r, gate: decay, scale, out }),
+                Rule::Wkv6 => wkv6_token(states, k, v, r, decay, &bonus[..size], out),
+                Rule::Gated { scale } => gated_token(states, k, v, r, decay, scale, out),
             }
             store_flat(&dst, shape.in_output(state, t) + columns.start, &out[..columns.len()]);
         }
@@ -99,24 +99,18 @@ fn run(ctx: &mut KernelContext<'_>, shape: &HeadShape, recurrence: &Recurrence, 
     });
 }
 
-/// A token of RWKV_WKV6: some units of a head.
-struct Wkv6Token<'a> {
-    /// A matrix of `[WIDTH, keys]` for each unit.
-    states: &'a mut [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    r: &'a [f32],
-    decay: &'a [f32],
-    bonus: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Multiversion for Wkv6Token<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let Wkv6Token { states, k, v, r, decay, bonus, out } = self;
+multiversion! {
+    /// A token of RWKV_WKV6: some units of a head.
+    fn wkv6_token<'a>(
+        // A matrix of `[WIDTH, keys]` for each unit.
+        states: &'a mut [f32],
+        k: &'a [f32],
+        v: &'a [f32],
+        r: &'a [f32],
+        decay: &'a [f32],
+        bonus: &'a [f32],
+        out: &'a mut [f32],
+    ) {
         let (units, out) = (v.as_chunks::<WIDTH>().0, out.as_chunks_mut::<WIDTH>().0);
         for ((state, v), out) in states.chunks_exact_mut(k.len() * WIDTH).zip(units).zip(out) {
             let (rows, mut sums) = (state.as_chunks_mut::<WIDTH>().0, [0.0; WIDTH]);
@@ -132,23 +126,17 @@ impl Multiversion for Wkv6Token<'_> {
     }
 }
 
-/// A token of GATED_LINEAR_ATTN, as [`Wkv6Token`].
-struct GatedToken<'a> {
-    states: &'a mut [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    q: &'a [f32],
-    gate: &'a [f32],
-    scale: f32,
-    out: &'a mut [f32],
-}
-
-impl Multiversion for GatedToken<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let GatedToken { states, k, v, q, gate, scale, out } = self;
+multiversion! {
+    /// A token of GATED_LINEAR_ATTN, as [`wkv6_token`].
+    fn gated_token<'a>(
+        states: &'a mut [f32],
+        k: &'a [f32],
+        v: &'a [f32],
+        q: &'a [f32],
+        gate: &'a [f32],
+        scale: f32,
+        out: &'a mut [f32],
+    ) {
         let (units, out) = (v.as_chunks::<WIDTH>().0, out.as_chunks_mut::<WIDTH>().0);
         for ((state, v), out) in states.chunks_exact_mut(k.len() * WIDTH).zip(units).zip(out) {
             let (rows, mut sums) = (state.as_chunks_mut::<WIDTH>().0, [0.0; WIDTH]);

@@ -6,7 +6,7 @@ use crate::cpu::ops::recurrence::{
     Recurrence, RecurrenceClaim, decay_add_dot, decay_add_two_dot, dot, load_flat, store_flat,
 };
 use crate::cpu::pool::KernelContext;
-use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
+use crate::cpu::simd::multiversion;
 
 /// Positions of the sources of RWKV_WKV7.
 mod wkv7_source {
@@ -86,7 +86,7 @@ pub(super) fn wkv7(shape: HeadShape) -> Kernel {
                 ];
                 let (head, sequence) = (state % shape.heads, state / shape.heads);
                 v_source.load([rows.start, head, t + shape.tokens * sequence, 0], values);
-                run_widest(Wkv7Token { state: matrix, r, decay, k, a, b, values, out });
+                wkv7_token(matrix, r, decay, k, a, b, values, out);
                 store_flat(&dst, shape.in_output(state, t) + rows.start, out);
             }
             store_flat(&dst, new, matrix);
@@ -95,24 +95,18 @@ pub(super) fn wkv7(shape: HeadShape) -> Kernel {
     })
 }
 
-/// A token of RWKV_WKV7: some rows of a head.
-struct Wkv7Token<'a> {
-    state: &'a mut [f32],
-    r: &'a [f32],
-    decay: &'a [f32],
-    k: &'a [f32],
-    a: &'a [f32],
-    b: &'a [f32],
-    values: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Multiversion for Wkv7Token<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let Wkv7Token { state, r, decay, k, a, b, values, out } = self;
+multiversion! {
+    /// A token of RWKV_WKV7: some rows of a head.
+    fn wkv7_token<'a>(
+        state: &'a mut [f32],
+        r: &'a [f32],
+        decay: &'a [f32],
+        k: &'a [f32],
+        a: &'a [f32],
+        b: &'a [f32],
+        values: &'a [f32],
+        out: &'a mut [f32],
+    ) {
         for ((row, v), out) in state.chunks_exact_mut(k.len()).zip(values).zip(out) {
             let removed = dot(row, a);
             *out = decay_add_two_dot(row, decay, (*v, k), (removed, b), r);
@@ -149,8 +143,8 @@ pub(super) fn delta_net(shape: HeadShape, snapshots: usize) -> Kernel {
                 beta_source.load([0, head, t, sequence], &mut beta);
                 let gates = gate_source.ne()[0];
                 gate_source.load([0, head, t, sequence], &mut decay[..gates]);
-                run_widest(DecayAndProbe { decay, gates, k, probe });
-                run_widest(DeltaToken { state: matrix, q, k, decay, probe, values, beta: beta[0], scale, out });
+                decay_and_probe(decay, gates, k, probe);
+                delta_token(matrix, q, k, decay, probe, values, beta[0], scale, out);
                 store_flat(&dst, shape.in_output(state, t) + rows.start, out);
                 let behind = shape.tokens - 1 - t;
                 if behind > 0 && behind < snapshots {
@@ -163,21 +157,10 @@ pub(super) fn delta_net(shape: HeadShape, snapshots: usize) -> Kernel {
     })
 }
 
-/// `decay = exp(gate)`, where `decay` has one gate or all, and `probe = decay k`: its product with the old state is that of k
-/// with the decayed state.
-struct DecayAndProbe<'a> {
-    decay: &'a mut [f32],
-    gates: usize,
-    k: &'a [f32],
-    probe: &'a mut [f32],
-}
-
-impl Multiversion for DecayAndProbe<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let DecayAndProbe { decay, gates, k, probe } = self;
+multiversion! {
+    /// `decay = exp(gate)`, where `decay` has one gate or all, and `probe = decay k`: its product with the old state is that of k
+    /// with the decayed state.
+    fn decay_and_probe<'a>(decay: &'a mut [f32], gates: usize, k: &'a [f32], probe: &'a mut [f32]) {
         if gates == 1 {
             let factor = math::exp(decay[0]);
             decay.fill(factor);
@@ -188,25 +171,19 @@ impl Multiversion for DecayAndProbe<'_> {
     }
 }
 
-/// A token of GATED_DELTA_NET: some rows of a head.
-struct DeltaToken<'a> {
-    state: &'a mut [f32],
-    q: &'a [f32],
-    k: &'a [f32],
-    decay: &'a [f32],
-    probe: &'a [f32],
-    values: &'a [f32],
-    beta: f32,
-    scale: f32,
-    out: &'a mut [f32],
-}
-
-impl Multiversion for DeltaToken<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<L: SimdLevel>(self) {
-        let DeltaToken { state, q, k, decay, probe, values, beta, scale, out } = self;
+multiversion! {
+    /// A token of GATED_DELTA_NET: some rows of a head.
+    fn delta_token<'a>(
+        state: &'a mut [f32],
+        q: &'a [f32],
+        k: &'a [f32],
+        decay: &'a [f32],
+        probe: &'a [f32],
+        values: &'a [f32],
+        beta: f32,
+        scale: f32,
+        out: &'a mut [f32],
+    ) {
         for ((row, v), out) in state.chunks_exact_mut(k.len()).zip(values).zip(out) {
             let delta = (v - dot(row, probe)) * beta;
             *out = decay_add_dot(row, decay, (delta, k), q) * scale;

@@ -7,8 +7,10 @@ use crate::cpu::pool::KernelContext;
 const ROWS: usize = 16;
 /// Columns of b in a cache block.
 const COLUMNS: usize = 32;
-/// Most columns of b in a unit. A run can only pause between two units.
+/// Most columns of b in a unit, or fewer if these would take more than [`UNIT_PRODUCTS`]. A run can only pause between two units.
 const COLUMN_SPAN: usize = 4 * COLUMNS;
+/// Most products of a unit of more than one column.
+const UNIT_PRODUCTS: usize = 1 << 28;
 /// Elements of each row and column in a cache block: a whole number of blocks of every type.
 const DEPTH: usize = 512;
 
@@ -20,17 +22,18 @@ pub(super) fn run(ctx: &KernelContext<'_>, groups: &RhsGroups<'_>, scratch: &mut
     let (a, b, dst) = (ctx.src(0), ctx.src(1), ctx.dst());
     let [k, m, ..] = a.ne();
     let (panel_a, panel_b) = scratch.split_at_mut(ROWS * DEPTH);
-    let (blocks, spans) = (m.div_ceil(ROWS), groups.max_columns().div_ceil(COLUMN_SPAN));
+    let column_span = (UNIT_PRODUCTS / (ROWS * k.max(1))).clamp(1, COLUMN_SPAN);
+    let (blocks, spans) = (m.div_ceil(ROWS), groups.max_columns().div_ceil(column_span));
     let units = groups.len() * blocks * spans;
     for unit in ctx.chunks(units + groups.unrouted().len(), 1).flatten() {
         if unit >= units {
             groups.clear_unrouted(&dst, unit - units);
             continue;
         }
-        let (block, start) = (unit / spans, unit % spans * COLUMN_SPAN);
+        let (block, start) = (unit / spans, unit % spans * column_span);
         let (group, row) = (block / blocks, block % blocks * ROWS);
         let (rows, count, [i2, i3]) = (ROWS.min(m - row), groups.count(group), groups.matrix(group));
-        for first in (start..count.min(start + COLUMN_SPAN)).step_by(COLUMNS) {
+        for first in (start..count.min(start + column_span)).step_by(COLUMNS) {
             let mut chosen = [Column::default(); COLUMNS];
             let chosen = &mut chosen[..COLUMNS.min(count - first)];
             for (c, column) in chosen.iter_mut().enumerate() {

@@ -36,7 +36,10 @@ const UNITS_PER_WORKER: usize = 4;
 /// Most columns of a unit: enough to amortise reading the rows.
 const COLUMN_SPAN: usize = 512;
 
-/// Columns below which a unit is not made smaller to keep to [`UNIT_PRODUCTS`].
+/// Most multiplications of a unit: a fraction of a second with the slowest type of weights.
+const MAX_PRODUCTS: usize = 1 << 30;
+
+/// Columns below which a unit is not made smaller to keep to [`UNIT_PRODUCTS`], only to [`MAX_PRODUCTS`].
 const MIN_COLUMN_SPAN: usize = 4 * COLUMN_BLOCK;
 
 /// Multiplications of a unit with many columns, if it then has enough rows and columns: about a millisecond, as a run can only
@@ -121,6 +124,14 @@ impl GemmPlan {
         if self.packs_per_worker() { 0 } else { self.packed }
     }
 
+    /// Most columns of a unit. Does not depend on the number of workers, because sums of floats depend on it.
+    fn column_span(&self) -> usize {
+        let rows = self.kernels.panels() * PANEL_ROWS;
+        let products = self.k.saturating_mul(rows).max(1);
+        let fewest = (MAX_PRODUCTS / products).clamp(1, MIN_COLUMN_SPAN);
+        (UNIT_PRODUCTS / products / COLUMN_BLOCK * COLUMN_BLOCK).clamp(fewest, COLUMN_SPAN)
+    }
+
     /// Packs the columns: all of them, or this worker's share followed by a barrier. Then computes the units that this worker
     /// claims.
     pub(super) fn run<'w>(
@@ -187,7 +198,7 @@ struct GemmRun<'a> {
 impl GemmRun<'_> {
     fn run(&self, staging: &mut [f32]) {
         let (m, max_columns) = (self.a.ne()[1], self.groups.max_columns());
-        let column_span = self.column_span();
+        let column_span = self.plan.column_span();
         let spans = max_columns.div_ceil(column_span);
         let unit_rows = self.unit_rows(max_columns, m.saturating_mul(self.groups.len() * spans));
         let blocks = m.div_ceil(unit_rows);
@@ -235,13 +246,6 @@ impl GemmRun<'_> {
         let fair = rows / (UNITS_PER_WORKER * self.ctx.dividing_workers());
         let short = UNIT_PRODUCTS / self.plan.k.saturating_mul(columns.min(COLUMN_SPAN)).max(1);
         if columns < MANY_COLUMNS { unit } else { (fair.min(short) / step * step).clamp(step, unit) }
-    }
-
-    /// Most columns of a unit. Does not depend on the number of workers, because sums of floats depend on it.
-    fn column_span(&self) -> usize {
-        let rows = self.plan.kernels.panels() * PANEL_ROWS;
-        let columns = UNIT_PRODUCTS / self.plan.k.saturating_mul(rows).max(1);
-        (columns / COLUMN_BLOCK * COLUMN_BLOCK).clamp(MIN_COLUMN_SPAN, COLUMN_SPAN)
     }
 
     /// A packed column.
@@ -378,4 +382,31 @@ fn panel_part<'a>(panel: &'a [u8], at: &Range<usize>, k: usize) -> &'a [u8] {
 fn column_part<'a>(column: &'a [u8], at: &Range<usize>, k: usize, bytes: usize) -> &'a [u8] {
     let end = if at.end == k { column.len() } else { bytes * at.end };
     &column[bytes * at.start..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MAX_ROW;
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn units_of_long_rows_have_fewer_columns() {
+        for dtype in [DType::F32, DType::F16, DType::Q4_0, DType::Q8_0] {
+            let kernels = GemmKernels::of(dtype).unwrap();
+            let rows = kernels.panels() * PANEL_ROWS;
+            for k in (5..=MAX_ROW.ilog2()).map(|bits| 1 << bits) {
+                let (a, b) = (TensorDesc::contiguous(dtype, [k, 4096, 1, 1]), [k, 4096, 1, 1]);
+                let b = TensorDesc::contiguous(DType::F32, b).unwrap();
+                let plan = GemmPlan::new(kernels, &a.unwrap(), &b, 4096);
+                let span = plan.column_span();
+                assert!(span > 0 && span * rows * k <= MAX_PRODUCTS, "{dtype} rows of {k}: {span} columns");
+                // Rows of models: as without the limit.
+                if k <= 1 << 17 {
+                    let want = UNIT_PRODUCTS / (k * rows) / COLUMN_BLOCK * COLUMN_BLOCK;
+                    assert_eq!(span, want.clamp(MIN_COLUMN_SPAN, COLUMN_SPAN), "{dtype} rows of {k}");
+                }
+            }
+        }
+    }
 }

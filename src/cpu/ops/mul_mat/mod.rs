@@ -5,7 +5,7 @@ mod exact;
 mod fast;
 mod rhs_groups;
 
-use super::{Kernel, MathMode, empty_sum, packs_into_panels, unsupported, unsupported_types};
+use super::{Kernel, MathMode, bounded, empty_sum, packs_into_panels, unsupported, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::GemmKernels;
 use crate::device::Unsupported;
@@ -18,6 +18,10 @@ use rhs_groups::RhsGroups;
 /// Most ids of a MUL_MAT_ID: they are sorted at once, in each turn of the device that the node takes. 32,768 tokens with eight
 /// experts.
 const MAX_IDS: usize = 1 << 18;
+
+/// Most elements of a row. A unit has dozens of rows, which it may have to convert. No context of a model has more positions, over
+/// which attention sums its values.
+const MAX_ROW: usize = 1 << 21;
 
 /// Cost of sorting one id.
 const ID_COST: usize = 32;
@@ -32,6 +36,7 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Re
     if a.is_empty() {
         return Ok(empty_sum(node));
     }
+    bounded(node.op.code(), "elements of a row", a.ne()[0], MAX_ROW)?;
     // Cost: one element of a takes a quarter of the time of an element-wise op per column.
     let mut cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
     let routing_words = match (op.by_id, node.srcs.get(2)) {

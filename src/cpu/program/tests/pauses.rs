@@ -37,14 +37,14 @@ use std::num::NonZeroU32;
 
 /// A graph under construction with the content of its leaves.
 #[derive(Default)]
-struct Case {
-    b: Builder,
-    leaves: Vec<(TensorId, Vec<u8>)>,
+pub(super) struct Case {
+    pub(super) b: Builder,
+    pub(super) leaves: Vec<(TensorId, Vec<u8>)>,
 }
 
 impl Case {
     /// A leaf of random values.
-    fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> TensorId {
+    pub(super) fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> TensorId {
         let mut rng = fastrand::Rng::with_seed(self.leaves.len() as u64);
         let id = self.b.leaf(dtype, ne).unwrap();
         let values: Vec<f32> = (0..ne.iter().product()).map(|_| rng.f32() * 2.0 - 1.0).collect();
@@ -54,8 +54,19 @@ impl Case {
         id
     }
 
+    /// The graph, and its memory before a run.
+    pub(super) fn build(self) -> (Arc<Graph>, Vec<u8>) {
+        let graph = Arc::new(self.b.build().unwrap());
+        let mut memory = vec![0xa5; graph.slot_sizes()[0]];
+        for (id, bytes) in &self.leaves {
+            let at = graph.tensor(*id).unwrap().place.unwrap().offset;
+            memory[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        (graph, memory)
+    }
+
     /// A leaf of random integers.
-    fn ids(&mut self, ne: [usize; 4], range: std::ops::Range<i32>) -> TensorId {
+    pub(super) fn ids(&mut self, ne: [usize; 4], range: std::ops::Range<i32>) -> TensorId {
         let mut rng = fastrand::Rng::with_seed(self.leaves.len() as u64);
         let id = self.b.leaf(I32, ne).unwrap();
         let bytes = (0..ne.iter().product()).flat_map(|_| rng.i32(range.clone()).to_le_bytes()).collect();
@@ -63,32 +74,32 @@ impl Case {
         id
     }
 
-    fn node(&mut self, op: impl Into<Op>, srcs: &[TensorId]) -> TensorId {
+    pub(super) fn node(&mut self, op: impl Into<Op>, srcs: &[TensorId]) -> TensorId {
         self.b.node(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>()).unwrap()
     }
 
     /// A node whose result has the given type and shape.
-    fn node_as(&mut self, op: impl Into<Op>, srcs: &[TensorId], dtype: DType, ne: [usize; 4]) -> TensorId {
+    pub(super) fn node_as(&mut self, op: impl Into<Op>, srcs: &[TensorId], dtype: DType, ne: [usize; 4]) -> TensorId {
         let dst = self.b.leaf(dtype, ne).unwrap();
         self.b.node_into(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>(), dst).unwrap()
     }
 
     /// A node that writes its result over `on`, with the same description.
-    fn node_over(&mut self, op: impl Into<Op>, srcs: &[TensorId], on: TensorId) -> TensorId {
+    pub(super) fn node_over(&mut self, op: impl Into<Op>, srcs: &[TensorId], on: TensorId) -> TensorId {
         let desc = self.b.tensor(on).unwrap().desc;
         let dst = self.b.view(on, desc, 0).unwrap();
         self.b.node_into(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>(), dst).unwrap()
     }
 
     /// A view with other strides.
-    fn strided(&mut self, of: TensorId, ne: [usize; 4], nb: [usize; 4]) -> TensorId {
+    pub(super) fn strided(&mut self, of: TensorId, ne: [usize; 4], nb: [usize; 4]) -> TensorId {
         let desc = TensorDesc::strided(self.b.tensor(of).unwrap().desc.dtype(), ne, nb).unwrap();
         self.b.view(of, desc, 0).unwrap()
     }
 }
 
 /// A name, and a function that adds its nodes.
-type Family = (&'static str, fn(&mut Case));
+pub(super) type Family = (&'static str, fn(&mut Case));
 
 /// The families of kernels. A step of fewer than 16 384 elements would run on one worker, without pauses.
 const FAMILIES: &[Family] = &[
@@ -316,12 +327,7 @@ fn pauses_inside_steps_change_no_result() {
     for (what, build) in FAMILIES {
         let mut case = Case::default();
         build(&mut case);
-        let graph = Arc::new(case.b.build().unwrap());
-        let mut memory = vec![0xa5; graph.slot_sizes()[0]];
-        for (id, bytes) in &case.leaves {
-            let at = graph.tensor(*id).unwrap().place.unwrap().offset;
-            memory[at..at + bytes.len()].copy_from_slice(bytes);
-        }
+        let (graph, memory) = case.build();
         for mode in [MathMode::Exact, MathMode::Fast] {
             let (want, turns) = run(&graph, (mode, &[1]), &memory, &|| false);
             assert_eq!(turns, 1, "{what}");

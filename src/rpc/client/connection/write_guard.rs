@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::super::completion_probe::DeviceWriteState;
-use super::{ConnectionShared, DeferredSends, MAX_COALESCED_BYTES, ReplySink, WRITE_CHUNK_BYTES, WriterState, lock};
+use super::{ConnectionShared, DeferredSends, MAX_COALESCED_BYTES, ReplySink, WRITE_CHUNK_BYTES, WriterState};
 use crate::device::DeviceError;
+use crate::poison::lock;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::{BodySize, FreeBuffer, Request, RpcCommand};
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::super::connection::{Connection, lock};
+use super::super::connection::Connection;
 use super::super::device::RemoteDevice;
 use super::super::graph_messages::{not_expressible, tensor_record};
 use super::super::queue::RemoteQueue;
@@ -15,6 +15,7 @@ use crate::device::{
 };
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView};
+use crate::poison::lock;
 use crate::rpc::fault;
 use crate::rpc::wire::GraphCompute;
 use crate::rpc::wire::ext::{self, DeviceRecord, ExtCommand, ExtRequest, ExtResponse};

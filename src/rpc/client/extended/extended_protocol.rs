@@ -10,7 +10,7 @@ use super::super::queue::{
     DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol, ReadCompleter,
 };
 use super::mark_tracker::{FailureScope, MarkTracker};
-use super::peer_copies::{SendingQueues, connection_of};
+use super::peer_copies::{SendingQueues, UnconfirmedCopies, connection_of};
 use crate::device::{
     DeviceError, Domain, Region, ServerMember, SourceError, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
 };
@@ -88,15 +88,16 @@ impl WriteGuard<'_> {
 
 /// The protocol state of one queue, which has a queue of its own on the server.
 pub(super) struct ExtendedProtocol {
-    remote: Arc<RemoteDevice>,
+    pub(super) remote: Arc<RemoteDevice>,
     pub(super) marks: Arc<MarkTracker>,
     pub(super) timeline: Arc<Timeline>,
     /// Whether the last mark was followed by nothing but reads.
     mark_is_last: bool,
     /// The last read, if no other message followed it.
-    last_read: Option<u64>,
+    pub(super) last_read: Option<u64>,
     /// The queues on other connections that send to this queue.
-    sources: SendingQueues,
+    pub(super) sources: SendingQueues,
+    pub(super) unconfirmed: UnconfirmedCopies,
 }
 
 /// Registers a queue and appends its OPEN_QUEUE to the write buffer.
@@ -126,12 +127,10 @@ pub(super) fn close_queue(connection: &Arc<Connection>, tracker: &Arc<MarkTracke
         let request = ExtRequest::CloseQueue(CloseQueue { queue });
         if last.is_none() && !session.has_outstanding_reads(queue) {
             guard.send_ext(&request)?;
-            session.peers.tokens.forget_queue(queue);
             session.queue_closed_idle(&tracker, last_made);
             return Ok(());
         }
         guard.buffer(|out| request.encode(out));
-        session.peers.tokens.forget_queue(queue);
         let on_reply = move |_| {
             if let Some(session) = &reply_connection.session {
                 session.queue_closed(queue);
@@ -155,6 +154,7 @@ impl ExtendedProtocol {
             mark_is_last: false,
             last_read: None,
             sources: SendingQueues::default(),
+            unconfirmed: UnconfirmedCopies::default(),
         })
     }
 
@@ -188,7 +188,7 @@ impl QueueProtocol for ExtendedProtocol {
                 None => point.poll() != Ok(true),
             },
             QueueCommand::PeerCopy { src, dst, after } => {
-                let ready = self.remote.connection.has_tokens(dst.bytes());
+                let ready = self.remote.connection.has_token() && self.unconfirmed.has_room(dst.bytes());
                 let after = after.as_ref();
                 !ready || after.is_some_and(|after| !region_connection(src).is_ok_and(|source| source.can_wait(after)))
             }
@@ -324,7 +324,7 @@ impl QueueProtocol for ExtendedProtocol {
 
     fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&TimelinePoint>) -> Result<(), DeviceError> {
         (self.mark_is_last, self.last_read) = (false, None);
-        self.remote.connection.receive_copy((&self.marks, &mut self.sources), src, dst, after)
+        self.receive_copy(src, dst, after)
     }
 
     fn run_graph(&mut self, messages: &[GraphMessage]) -> Result<(), DeviceError> {

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
-use super::super::connection::{ConnectionShared, lock};
+use super::super::connection::ConnectionShared;
 use crate::device::{CompletionSource, DeviceError, Timeline, TimelinePoint};
+use crate::poison::lock;
 use crate::rpc::wire::ext::{ExtCommand, ExtRequest, NotifyReached};
 
 /// Limit of recorded waits. A reached mark implies the marks that its queue waited for before. Waits beyond this limit are

@@ -1,19 +1,25 @@
 //! Peer copies: copies between two servers that do not pass through the client. For a peer copy the destination gets
-//! RECEIVE_FROM_PEER and the source SEND_TO_PEER, with the same transfer tokens.
+//! RECEIVE_FROM_PEER and the source SEND_TO_PEER, with the same transfer token.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::super::connection::{Connection, ConnectionShared, lock};
+use super::super::connection::{Connection, ConnectionShared};
 use super::super::device::remote_buffer;
-use super::extended_protocol::{close_queue, open_queue, region_connection, span};
+use super::super::queue::{QueueProtocol, ReadCompleter};
+use super::extended_protocol::{ExtendedProtocol, close_queue, open_queue, region_connection, span};
 use super::mark_tracker::MarkTracker;
-use super::transfer_tokens::{TOKEN_BATCH, TransferTokens};
-use crate::device::{DeviceError, Domain, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
-use crate::rpc::wire::ext::{
-    ExtCommand, ExtRequest, ExtResponse, ProbePeer, ReceiveFromPeer, SendToPeer, TRANSFER_TOKEN_BYTES,
-    TransferTokenList, Wait,
-};
+use super::transfer_tokens::TransferTokens;
+use crate::device::{DeviceError, Domain, PendingRead, Region, Timeline, TimelinePoint};
+use crate::poison::lock;
+use crate::rpc::wire::ext::{ExtCommand, ExtRequest, ExtResponse, ProbePeer, ReceiveFromPeer, SendToPeer, Wait};
+
+/// Bytes of one RECEIVE_FROM_PEER and SEND_TO_PEER: the source server stages all of them.
+const MAX_TRANSFER_BYTES: u64 = 64 << 20;
+
+/// Flow control: a queue sends RECEIVE_FROM_PEERs for at most twice as many bytes before it knows that the first ones have
+/// arrived. The destination server buffers what arrives before it can be written.
+const MAX_UNCONFIRMED_BYTES: u64 = 128 << 20;
 
 /// Longest reason in a reply to PROBE_PEER.
 const MAX_REASON_BYTES: u64 = 64 << 10;
@@ -40,6 +46,22 @@ pub(super) struct PeerCopyState {
     pub(super) tokens: TransferTokens,
     /// Whether the server can dial other servers, by their addresses; filled by PROBE_PEER.
     reachable: Mutex<HashMap<String, bool>>,
+}
+
+/// The RECEIVE_FROM_PEERs of a queue whose bytes may not have arrived.
+#[derive(Default)]
+pub(super) struct UnconfirmedCopies {
+    /// Their bytes behind the last confirming read.
+    bytes: u64,
+    /// Confirms those before it.
+    read: Option<PendingRead>,
+}
+
+impl UnconfirmedCopies {
+    /// Whether the next copy, of `bytes` bytes, has room without a confirmation.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.bytes.saturating_add(bytes) <= MAX_UNCONFIRMED_BYTES
+    }
 }
 
 /// The queues on other connections that send to one receiving queue. They are dedicated to it: work of another receiver would
@@ -140,50 +162,37 @@ impl ConnectionShared {
     }
 }
 
-impl Connection {
-    /// Copies `src`, on another connection, to `dst` by a queue of this connection, once `after` is reached.
-    /// RECEIVE_FROM_PEER goes to this connection's server and SEND_TO_PEER to the source's.
+impl ExtendedProtocol {
+    /// Copies `src`, on another connection, to `dst`, once `after` is reached. RECEIVE_FROM_PEER goes to this connection's server
+    /// and SEND_TO_PEER to the source's.
     pub(super) fn receive_copy(
-        self: &Arc<Self>,
-        (tracker, sources): (&Arc<MarkTracker>, &mut SendingQueues),
+        &mut self,
         src: &Region,
         dst: &Region,
         mut after: Option<&TimelinePoint>,
     ) -> Result<(), DeviceError> {
-        let (from, to) = (remote_buffer(src)?, remote_buffer(dst)?);
+        let (from, to, tracker) = (remote_buffer(src)?, remote_buffer(dst)?, Arc::clone(&self.marks));
         let source = region_connection(src)?;
-        let outbound = sources.get_or_open(source, from.device, tracker)?;
-        let queue = tracker.queue;
+        let outbound = self.sources.get_or_open(source, from.device, &tracker)?;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
             match point.completion_source::<MarkTracker>().filter(|tracker| tracker.belongs_to(source)) {
-                Some(of_point) => of_point.wait_until_placed(point, tracker)?,
+                Some(of_point) => of_point.wait_until_placed(point, &tracker)?,
                 None => {
                     point.wait(None)?;
                     after = None;
                 }
             }
         }
-        let address = self.endpoint();
-        let limits = [self.session()?, source.session()?].map(|session| session.server.max_message);
-        let batch = tokens_per_message(limits[0].min(limits[1]), address);
-        for at in (0..dst.bytes()).step_by(batch * TRANSFER_CHUNK_BYTES as usize) {
-            let len = (dst.bytes() - at).min(batch as u64 * TRANSFER_CHUNK_BYTES);
-            let tokens = self.take_tokens(tracker, len.div_ceil(TRANSFER_CHUNK_BYTES) as usize)?;
-            let count = tokens.len();
-            let token_list = TransferTokenList(&tokens);
-            let receive = ReceiveFromPeer { queue, span: span(to, dst.offset() + at, len), tokens: token_list };
-            self.with_writer(|guard| {
-                guard.buffer(|out| ExtRequest::ReceiveFromPeer(receive).encode(out));
-                guard.confirm_token_use(queue, count)?;
-                guard.flush(ExtCommand::ReceiveFromPeer.name())
-            })?;
-            let send = SendToPeer {
-                queue: outbound.queue,
-                span: span(from, src.offset() + at, len),
-                tokens: token_list,
-                address,
-            };
-            let send = ExtRequest::SendToPeer(send);
+        let connection = Arc::clone(&self.remote.connection);
+        for at in (0..dst.bytes()).step_by(MAX_TRANSFER_BYTES as usize) {
+            let len = (dst.bytes() - at).min(MAX_TRANSFER_BYTES);
+            self.confirm_copies(len, dst)?;
+            let token = connection.take_token()?;
+            let span_of = |memory, region: &Region| span(memory, region.offset() + at, len);
+            let receive = ReceiveFromPeer { queue: tracker.queue, span: span_of(to, dst), token };
+            connection.with_writer(|guard| guard.send_ext(&ExtRequest::ReceiveFromPeer(receive)))?;
+            let (queue, address) = (outbound.queue, connection.endpoint());
+            let send = ExtRequest::SendToPeer(SendToPeer { queue, span: span_of(from, src), token, address });
             // WAIT and SEND_TO_PEER under one exclusive use of the writer: the queue of the point cannot be closed in between.
             let sent = source.with_writer(|guard| {
                 let wait_placed = after.is_none_or(|point| guard.buffer_wait(&outbound, point));
@@ -197,14 +206,20 @@ impl Connection {
         }
         Ok(())
     }
-}
 
-/// Number of transfer tokens of one RECEIVE_FROM_PEER and SEND_TO_PEER, limited by the servers' message size.
-fn tokens_per_message(max_message: u64, address: &str) -> usize {
-    // SEND_TO_PEER is the longer message. Its head: queue, span, number of tokens, address.
-    let head = (4 + 24 + 4 + 4 + address.len()) as u64;
-    let room = max_message.saturating_sub(head) / TRANSFER_TOKEN_BYTES as u64;
-    usize::try_from(room).map_or(TOKEN_BATCH, |room| room.clamp(1, TOKEN_BATCH))
+    /// Counts a copy of `len` bytes. If there is no room for it, waits until the copies before the last confirming read have
+    /// arrived, and sends a new one: it reads a byte of `dst` behind the copies so far.
+    fn confirm_copies(&mut self, len: u64, dst: &Region) -> Result<(), DeviceError> {
+        if !self.unconfirmed.has_room(len) {
+            self.unconfirmed.read.take().map_or(Ok(Vec::new()), |read| read.wait(None))?;
+            let (to, read) = ReadCompleter::new(&self.remote);
+            self.download(vec![(dst.subregion(0, 1)?, to)])?;
+            self.last_read = None;
+            self.unconfirmed = UnconfirmedCopies { bytes: 0, read: Some(read) };
+        }
+        self.unconfirmed.bytes += len;
+        Ok(())
+    }
 }
 
 impl super::super::connection::WriteGuard<'_> {
@@ -225,23 +240,5 @@ impl super::super::connection::WriteGuard<'_> {
             self.buffer(|out| ExtRequest::Wait(Wait { queue, other_queue: of, number }).encode(out));
         }
         placed
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tokens_of_a_message_fit_the_message_limit() {
-        for (max_message, address, want) in [
-            (16 << 20, "10.0.0.1:50052", 256),
-            (4096 + 50, "10.0.0.1:50052", 256),
-            (4096 + 49, "10.0.0.1:50052", 255),
-            (4096, "h:1", 253),
-            (0, "h:1", 1),
-        ] {
-            assert_eq!(tokens_per_message(max_message, address), want, "{max_message} bytes, {address}");
-        }
     }
 }

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::super::connection::{ConnectionShared, lock};
+use super::super::connection::ConnectionShared;
 use super::super::queue::ReadCompleter;
 use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::PeerCopyState;
 use crate::device::{DeviceError, Timeline};
+use crate::poison::lock;
 use crate::rpc::fault;
 use crate::rpc::wire::ext::{DeviceFault, HelloExtReply};
 
@@ -57,8 +58,6 @@ struct OutstandingRead {
     since: Instant,
     /// Length of each span, with the completer of its pending read.
     parts: Vec<(u64, ReadCompleter)>,
-    /// Number of transfer tokens that the reply confirms as used.
-    tokens: usize,
 }
 
 impl ClientSession {
@@ -128,7 +127,6 @@ impl ClientSession {
         let reads: Vec<_> =
             lock(&self.tables).reads.extract_if(|_, read| read.queue == tracker.queue).map(|(_, read)| read).collect();
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.complete(Err(error.clone())));
-        self.peers.tokens.wake_waiters();
     }
 
     /// Whether a queue has outstanding reads.
@@ -138,23 +136,7 @@ impl ClientSession {
 
     /// Assigns an id to a read that is about to be sent.
     pub(super) fn register_read(&self, queue: u32, proven_mark: u64, parts: Vec<(u64, ReadCompleter)>) -> u64 {
-        lock(&self.tables).insert_read(OutstandingRead { queue, proven_mark, since: Instant::now(), parts, tokens: 0 })
-    }
-
-    /// As [`ClientSession::register_read`], for an empty read, whose reply confirms the use of `tokens` transfer tokens. `None`
-    /// if the queue must not be named.
-    pub(super) fn register_empty_read(&self, queue: u32, tokens: usize) -> Option<u64> {
-        let mut tables = lock(&self.tables);
-        let tracker =
-            tables.queues.get(&queue).filter(|tracker| !tracker.is_closed() && tracker.failure().is_none())?;
-        let proven_mark = tracker.place_read(false);
-        Some(tables.insert_read(OutstandingRead {
-            queue,
-            proven_mark,
-            since: Instant::now(),
-            parts: Vec::new(),
-            tokens,
-        }))
+        lock(&self.tables).insert_read(OutstandingRead { queue, proven_mark, since: Instant::now(), parts })
     }
 
     /// Mark `seq` directly follows read `id`, whose data then proves the mark, too. Returns whether the read is still
@@ -185,7 +167,6 @@ impl ClientSession {
         let Some(read) = tables.reads.remove(&id) else { return };
         drop(tables);
         self.record_reached(read.queue, read.proven_mark);
-        self.peers.tokens.record_used(read.queue, read.tokens);
         read.parts.into_iter().zip(bytes).for_each(|((_, to), bytes)| to.complete(Ok(bytes)));
     }
 
@@ -251,7 +232,6 @@ impl ClientSession {
         queues.into_values().for_each(|tracker| tracker.fail_marks(failure, FailureScope::AllConnections));
         let reads = std::mem::take(&mut lock(&self.tables).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.complete(Err(failure.clone())));
-        self.peers.tokens.wake_waiters();
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) use address_claim::AddressClaim;
 pub(super) use comm_link::{CommLink, LinkRequest};
 pub(super) use exchange::ExchangeError;
 pub(super) use reduction::{MAX_HOST_BYTES, ReduceError, Reducer, ReductionTarget};
-pub(super) use rendezvous::{Rendezvous, RendezvousError, RendezvousTimeouts, SessionDials};
+pub(super) use rendezvous::{Rendezvous, RendezvousError, RendezvousTimeouts, dial};
 
 /// Rank of the server that listens.
 pub(super) const LISTENING_RANK: u32 = 0;

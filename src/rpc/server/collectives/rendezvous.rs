@@ -1,12 +1,11 @@
 //! Rendezvous of COMM_INIT: rank 0 listens and rank 1 connects, both only to addresses on the allow-list, within a deadline.
 //!
 //! The session's thread waits and watches its client meanwhile. `connect` cannot be interrupted, so rank 1
-//! dials on a thread of its own, which outlives the wait by one attempt at most.
+//! dials on a thread of its own, one of those for transfers between servers. It outlives the wait by one attempt at most.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use log::debug;
@@ -16,11 +15,9 @@ use super::address_claim::{AddressClaim, AddressClaims};
 use super::comm_link::{Candidate, CommLink, LinkRequest};
 use super::exchange::ExchangeError;
 use super::{COMM_PORT_OFFSET, WATCH_INTERVAL};
+use crate::device::Reservation;
 use crate::rpc::server::peers::{PeerAllowlist, UNENCRYPTED};
 use crate::rpc::transport::{self, Address, Connection, Deadline, Listen, PeerAddr, TransportError};
-
-/// Limit of the threads that dial for COMM_INIT, per server. A thread may outlive its session by one attempt to connect.
-const MAX_DIALLING: usize = 64;
 
 /// Limit of the peers on the allow-list that have connected to rank 0 and have yet to send their capabilities.
 const MAX_CANDIDATES: usize = 8;
@@ -85,8 +82,6 @@ pub(in crate::rpc::server) enum RendezvousError {
 #[derive(Default)]
 pub(in crate::rpc::server) struct Rendezvous {
     claims: Arc<AddressClaims>,
-    /// Number of threads that dial.
-    dialling: Arc<AtomicUsize>,
 }
 
 impl Rendezvous {
@@ -145,79 +140,78 @@ impl Rendezvous {
             }
         }
     }
+}
 
-    /// Rank 1: connects to rank 0, if the allow-list permits its address.
-    ///
-    /// # Errors
-    /// [`RendezvousError`]. If it is [`RendezvousError::NotDialled`], no connection was attempted.
-    pub(in crate::rpc::server) fn dial(
-        &self,
-        request: &LinkRequest,
-        session: &SessionDials,
-        allowlist: &PeerAllowlist,
-        timeouts: RendezvousTimeouts,
-        hung_up: &dyn Fn() -> bool,
-    ) -> Result<CommLink, RendezvousError> {
-        // An IPv6 address has brackets before a port.
-        let host = &request.host;
-        let address =
-            if host.contains(':') { format!("[{host}]:{}", request.port) } else { format!("{host}:{}", request.port) };
-        let permitted = allowlist.collective_targets(&address);
-        let targets = permitted.map_err(|why| RendezvousError::NotDialled(format!("{address}: {why}")))?;
-        if request.port <= COMM_PORT_OFFSET {
-            let reason = format!("{address}: the port of rank 0 is {COMM_PORT_OFFSET} above that of its endpoint");
-            return Err(RendezvousError::NotDialled(reason));
-        }
-        let deadline = Deadline::after(timeouts.dial);
-        let permit = self.wait_for_permit(session, &deadline, hung_up)?;
-        let (dialled, connection) = sync_channel(1);
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let cancel = CancelOnDrop(Arc::clone(&cancelled));
-        let dialler = Dialler { address, targets, deadline, cancelled, _permit: permit };
-        let thread = std::thread::Builder::new().name("comm-dial".to_owned());
-        let started = thread.spawn(move || dialler.run(&dialled));
-        started.map_err(|e| RendezvousError::NotDialled(format!("cannot start a thread that dials: {e}")))?;
-        let connection = loop {
-            let left = deadline.remaining().unwrap_or_default();
-            match connection.recv_timeout(left.min(WATCH_INTERVAL)) {
-                Ok(dialled) => break dialled?,
-                Err(_) if hung_up() => return Err(RendezvousError::ClientHungUp),
-                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    let last = "no answer from the other server".to_owned();
-                    return Err(RendezvousError::Unreachable { last, after: deadline.timeout() });
-                }
-            }
-        };
-        drop(cancel);
-        let link = CommLink::join(request, connection, timeouts.capabilities, hung_up);
-        link.map_err(|e| match e {
-            ExchangeError::ClientHungUp => RendezvousError::ClientHungUp,
-            e => RendezvousError::NotEstablished(e),
-        })
+/// Rank 1: connects to rank 0, if the allow-list permits its address. The thread that dials keeps `permit` until it ends.
+///
+/// # Errors
+/// [`RendezvousError`]. If it is [`RendezvousError::NotDialled`], no connection was attempted.
+pub(in crate::rpc::server) fn dial(
+    request: &LinkRequest,
+    permit: Reservation,
+    allowlist: &PeerAllowlist,
+    timeouts: RendezvousTimeouts,
+    hung_up: &dyn Fn() -> bool,
+) -> Result<CommLink, RendezvousError> {
+    // An IPv6 address has brackets before a port.
+    let host = &request.host;
+    let address =
+        if host.contains(':') { format!("[{host}]:{}", request.port) } else { format!("{host}:{}", request.port) };
+    let permitted = allowlist.collective_targets(&address);
+    let targets = permitted.map_err(|why| RendezvousError::NotDialled(format!("{address}: {why}")))?;
+    if request.port <= COMM_PORT_OFFSET {
+        let reason = format!("{address}: the port of rank 0 is {COMM_PORT_OFFSET} above that of its endpoint");
+        return Err(RendezvousError::NotDialled(reason));
     }
-
-    /// Waits until the session's last dialling thread has ended, and fewer than [`MAX_DIALLING`] dial.
-    fn wait_for_permit(
-        &self,
-        session: &SessionDials,
-        deadline: &Deadline,
-        hung_up: &dyn Fn() -> bool,
-    ) -> Result<DialPermit, RendezvousError> {
-        loop {
-            if let Some(permit) = DialPermit::acquire(session, &self.dialling) {
-                return Ok(permit);
+    let deadline = Deadline::after(timeouts.dial);
+    let (dialled, connection) = sync_channel(1);
+    let waiting = Arc::new(());
+    let waiter = Arc::downgrade(&waiting);
+    let started = std::thread::Builder::new().name("comm-dial".to_owned()).spawn(move || {
+        let _permit = permit;
+        // Fails if nothing waits any more: then the connection is closed.
+        let _ = dialled.send(connect(&address, &targets, &deadline, &waiter));
+    });
+    started.map_err(|e| RendezvousError::NotDialled(format!("cannot start a thread that dials: {e}")))?;
+    let connection = loop {
+        let left = deadline.remaining().unwrap_or_default();
+        match connection.recv_timeout(left.min(WATCH_INTERVAL)) {
+            Ok(dialled) => break dialled?,
+            Err(_) if hung_up() => return Err(RendezvousError::ClientHungUp),
+            Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                let last = "no answer from the other server".to_owned();
+                return Err(RendezvousError::Unreachable { last, after: deadline.timeout() });
             }
-            if hung_up() {
-                return Err(RendezvousError::ClientHungUp);
-            }
-            let Some(left) = deadline.remaining() else {
-                return Err(RendezvousError::NotDialled(format!(
-                    "this client's last COMM_INIT, or those of {MAX_DIALLING} clients, are still being dialled"
-                )));
-            };
-            std::thread::sleep(left.min(WATCH_INTERVAL));
         }
+    };
+    let link = CommLink::join(request, connection, timeouts.capabilities, hung_up);
+    link.map_err(|e| match e {
+        ExchangeError::ClientHungUp => RendezvousError::ClientHungUp,
+        e => RendezvousError::NotEstablished(e),
+    })
+}
+
+/// Connects to the first of `targets` that accepts, and tries again until the deadline, or until `waiter` has gone.
+fn connect(
+    address: &str,
+    targets: &[Address],
+    deadline: &Deadline,
+    waiter: &Weak<()>,
+) -> Result<Connection, RendezvousError> {
+    loop {
+        let left = deadline.remaining().unwrap_or_default();
+        let (target, error) = match transport::dial(targets, &Deadline::after(left.min(DIAL_ATTEMPT))) {
+            Ok((_, connection)) => return Ok(connection),
+            Err(failed) => failed,
+        };
+        // Rank 0 has closed its listener, because another peer was first: the next listener there is another client's.
+        if error.is_reset() || left <= DIAL_PAUSE || waiter.strong_count() == 0 {
+            let target = target.map_or(address.to_owned(), |target| target.to_string());
+            let (last, after) = (format!("{target}: {error}"), deadline.timeout());
+            return Err(RendezvousError::Unreachable { last, after });
+        }
+        std::thread::sleep(DIAL_PAUSE);
     }
 }
 
@@ -263,78 +257,6 @@ fn take_decided(candidates: &mut Vec<Candidate>) -> Option<(PeerAddr, Result<Can
     let (at, polled) = polled.find(|(_, polled)| !matches!(polled, Ok(false)))?;
     let candidate = candidates.remove(at);
     Some((candidate.peer(), polled.map(|_| candidate)))
-}
-
-/// The dialling thread of a session: at most one at a time. It may outlive its COMM_INIT by one attempt to
-/// connect.
-#[derive(Default)]
-pub(in crate::rpc::server) struct SessionDials(Arc<()>);
-
-/// Permits a thread to dial. Counts for its session and for the server until it is dropped.
-struct DialPermit {
-    _session: Arc<()>,
-    dialling: Arc<AtomicUsize>,
-}
-
-impl DialPermit {
-    fn acquire(session: &SessionDials, dialling: &Arc<AtomicUsize>) -> Option<DialPermit> {
-        // Only the session's own thread adds references.
-        if Arc::strong_count(&session.0) > 1 {
-            return None;
-        }
-        let count = |n: usize| (n < MAX_DIALLING).then_some(n + 1);
-        dialling.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).ok()?;
-        Some(DialPermit { _session: Arc::clone(&session.0), dialling: Arc::clone(dialling) })
-    }
-}
-
-impl Drop for DialPermit {
-    fn drop(&mut self) {
-        self.dialling.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Ends the dialling thread when it is dropped, unless that has finished.
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
-/// The thread that dials rank 0.
-struct Dialler {
-    address: String,
-    targets: Vec<Address>,
-    deadline: Deadline,
-    cancelled: Arc<AtomicBool>,
-    _permit: DialPermit,
-}
-
-impl Dialler {
-    fn run(&self, dialled: &SyncSender<Result<Connection, RendezvousError>>) {
-        // Fails if nothing waits any more: then the connection is closed.
-        let _ = dialled.send(self.connect());
-    }
-
-    /// Connects to the first target that accepts, and tries again until the deadline.
-    fn connect(&self) -> Result<Connection, RendezvousError> {
-        loop {
-            let left = self.deadline.remaining().unwrap_or_default();
-            let (target, error) = match transport::dial(&self.targets, &Deadline::after(left.min(DIAL_ATTEMPT))) {
-                Ok((_, connection)) => return Ok(connection),
-                Err(failed) => failed,
-            };
-            // Rank 0 has closed its listener, because another peer was first: the next listener there is another client's.
-            if error.is_reset() || left <= DIAL_PAUSE || self.cancelled.load(Ordering::Acquire) {
-                let target = target.map_or(self.address.clone(), |target| target.to_string());
-                let (last, after) = (format!("{target}: {error}"), self.deadline.timeout());
-                return Err(RendezvousError::Unreachable { last, after });
-            }
-            std::thread::sleep(DIAL_PAUSE);
-        }
-    }
 }
 
 #[cfg(test)]

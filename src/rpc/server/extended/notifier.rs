@@ -22,7 +22,7 @@ use crate::rpc::server::groups::SessionGroups;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::lifecycle::Lifecycle;
 use crate::rpc::server::log_limits::{LogKind, LogLimits};
-use crate::rpc::server::transfer_tokens::PendingReceives;
+use crate::rpc::server::transfer_tokens::SessionTransfers;
 use crate::rpc::wire::ext::Notification;
 
 /// Time between two heartbeats, and between two checks of the deadlines.
@@ -52,7 +52,7 @@ struct Heartbeat {
     watch: Arc<SessionWatch>,
     lifecycle: Arc<Lifecycle>,
     writer: Arc<ClientWriter>,
-    pending_receives: Arc<PendingReceives>,
+    transfers: Arc<SessionTransfers>,
     /// The session's groups, whose deadlines the notifier checks. Weak, so that the end of the session drops the groups.
     groups: Weak<SessionGroups>,
     /// [`SessionWatch::boundaries`] at the last heartbeat.
@@ -68,7 +68,7 @@ impl Notifier {
         (lifecycle, logs): (&Arc<Lifecycle>, &Arc<LogLimits>),
         writer: &Arc<ClientWriter>,
         watch: &Arc<SessionWatch>,
-        pending_receives: &Arc<PendingReceives>,
+        transfers: &Arc<SessionTransfers>,
         groups: &Arc<SessionGroups>,
     ) -> Result<Notifier, DeviceError> {
         let shared = Arc::new(NotifierShared { state: Mutex::default(), changed: Condvar::new() });
@@ -76,7 +76,7 @@ impl Notifier {
             watch: Arc::clone(watch),
             lifecycle: Arc::clone(lifecycle),
             writer: Arc::clone(writer),
-            pending_receives: Arc::clone(pending_receives),
+            transfers: Arc::clone(transfers),
             groups: Arc::downgrade(groups),
             last: 0,
         };
@@ -195,7 +195,7 @@ impl Heartbeat {
             // Part of the notification may have been sent, so no other message can follow. Closing the connection also ends the
             // session's thread.
             self.writer.fail("SERVER_STATE", error);
-            self.pending_receives.close();
+            self.transfers.close();
         }
     }
 }

@@ -5,23 +5,20 @@ use super::spans;
 use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::transfer_tokens;
-use crate::rpc::wire::ext::{
-    ExtResponse, IssueTokens, PeerWrite, ProbePeer, ReceiveFromPeer, SendToPeer, TransferTokenList,
-};
+use crate::rpc::wire::ext::{ExtResponse, IssueTokens, PeerWrite, ProbePeer, ReceiveFromPeer, SendToPeer};
 
 impl ExtendedSession<'_> {
     pub(super) fn issue_tokens(&mut self, request: &IssueTokens) -> Result<(), SessionError> {
         let issued = self.tokens.issue(request.count)?;
-        Ok(self.reply(&ExtResponse::IssueTokens(TransferTokenList(&issued)))?)
+        Ok(self.reply(&ExtResponse::IssueTokens(&issued))?)
     }
 
-    /// Binds transfer tokens to a span. The queue waits until other servers have written the span with PEER_WRITEs.
-    pub(super) fn receive_from_peer(&mut self, request: &ReceiveFromPeer<'_>) -> Result<(), SessionError> {
+    /// Binds a transfer token to a span. The queue waits until another server has written the span with PEER_WRITEs.
+    pub(super) fn receive_from_peer(&mut self, request: &ReceiveFromPeer) -> Result<(), SessionError> {
         let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
         let open_queue = self.queues.get_on_device(request.queue, device)?;
-        let (ledger, tokens) = (&self.tokens, request.tokens.0);
-        ledger.check_unused(region.bytes(), tokens)?;
+        let (ledger, token, len) = (&self.tokens, request.token, region.bytes());
+        ledger.check_unused(&token)?;
         let receiver = match open_queue.receiver.take() {
             Some(receiver) => receiver,
             None => {
@@ -30,10 +27,10 @@ impl ExtendedSession<'_> {
                 ledger.new_receiver(self.resources.device(device)?, timeout, on_failure)
             }
         };
-        let received = open_queue.submit(|queue| ledger.receive(&receiver, queue, region, tokens))?;
+        let received = open_queue.submit(|queue| ledger.receive(&receiver, queue, region, token))?;
         open_queue.receiver = Some(receiver);
         if received.is_none() {
-            ledger.discard(tokens);
+            ledger.discard(token, len);
         }
         Ok(())
     }
@@ -42,12 +39,11 @@ impl ExtendedSession<'_> {
     pub(super) fn send_to_peer(&mut self, request: &SendToPeer<'_>) -> Result<(), SessionError> {
         let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
         let open_queue = self.queues.get_on_device(request.queue, device)?;
-        let (tokens, address) = (request.tokens.0, request.address);
-        transfer_tokens::check_count(region.bytes(), tokens.len())?;
+        let (token, address) = (request.token, request.address);
         let sender = open_queue.peer_sender.take();
         let mut sender = sender
             .unwrap_or_else(|| PeerSender::new(&self.resources.budget, open_queue.completions.failure_callback()));
-        open_queue.submit(|queue| sender.send(&mut self.peer_pool, queue, &region, tokens, address))?;
+        open_queue.submit(|queue| sender.send(&mut self.peer_pool, queue, &region, token, address))?;
         open_queue.peer_sender = Some(sender);
         Ok(())
     }
@@ -60,7 +56,7 @@ impl ExtendedSession<'_> {
 
     /// Redeems a transfer token: bytes from another server.
     pub(super) fn peer_write(&self, request: &PeerWrite<'_>) -> Result<(), SessionError> {
-        self.resources.server.transfer_tokens.redeem(&request.token, request.data)?;
+        self.resources.server.transfer_tokens.redeem(&request.token, request.at, request.data)?;
         // The session of the destination is another one.
         self.resources.server.statistics.counters.count_data(DataSource::Peer, request.data.len() as u64);
         Ok(())

@@ -12,11 +12,12 @@ use log::debug;
 use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::rpc::server::collectives::{
-    AddressClaim, COMM_PORT_OFFSET, CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, MAX_HOST_BYTES,
-    ReduceError, Reducer, ReductionTarget, RendezvousError, RendezvousTimeouts, SessionDials,
+    self, AddressClaim, COMM_PORT_OFFSET, CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, MAX_HOST_BYTES,
+    ReduceError, Reducer, ReductionTarget, RendezvousError, RendezvousTimeouts,
 };
 use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::wire::{CommAllreduce, CommFree, CommInit, Response};
 use crate::tensor::{DType, TensorDesc};
 
@@ -27,7 +28,6 @@ const WORLD: u32 = 2;
 #[derive(Default)]
 pub(super) struct Communicators {
     by_device: HashMap<u32, Communicator>,
-    dials: SessionDials,
     /// Whether the log has a line about a COMM_INIT that was answered 0.
     warned: bool,
 }
@@ -70,15 +70,17 @@ impl GgmlSession<'_> {
         // Closed first: the other server must not take it for the new one.
         self.communicators.by_device.remove(&device);
         let server = self.resources.server;
-        let (allowlist, rendezvous) = (&server.peers, &server.rendezvous);
+        let allowlist = &server.peers;
         let timeouts = RendezvousTimeouts::new(server.config.comm_init_timeout);
         let hung_up = || self.connection.hung_up();
         let (link, claim) = if request.rank == LISTENING_RANK {
             let at = self.listen_address(request.port)?;
-            let (link, claim) = rendezvous.accept(request, at, allowlist, timeouts, &hung_up)?;
+            let (link, claim) = server.rendezvous.accept(request, at, allowlist, timeouts, &hung_up)?;
             (link, Some(claim))
         } else {
-            (rendezvous.dial(request, &self.communicators.dials, allowlist, timeouts, &hung_up)?, None)
+            let permit = server.tenants.reserve(self.resources.peer, Resource::TransferThreads);
+            let permit = permit.map_err(|e| RendezvousError::NotDialled(e.to_string()))?;
+            (collectives::dial(request, permit, allowlist, timeouts, &hung_up)?, None)
         };
         debug!("{}: device {device} is connected to {} as rank {}", self.resources.peer, link.peer(), request.rank);
         self.communicators.by_device.insert(device, Communicator { link, claim, reducer: Reducer::default() });
@@ -151,7 +153,7 @@ impl GgmlSession<'_> {
         let hung_up = || self.connection.hung_up();
         let target = ReductionTarget {
             device: &**target,
-            queue: self.queues.get(device)?,
+            queue: &mut **self.queues.get(device)?,
             inline,
             budget: &self.resources.budget,
             stall_timeout: config.stall_timeout,

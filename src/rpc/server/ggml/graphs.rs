@@ -12,7 +12,7 @@ use crate::rpc::server::client_connection::BodyBuffer;
 use crate::rpc::server::host_memory::HostCharge;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::{ImportedGraph, import_graph};
-use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram};
+use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram, INLINE_BUDGET};
 use crate::rpc::wire::{GraphCompute, GraphRecompute, graph_cost};
 
 /// Key of a cached program.
@@ -144,7 +144,6 @@ impl GgmlSession<'_> {
             self.graph_store.record_use(id.device, id.uid);
             return Ok(cached.program.clone()?);
         }
-        let _rebuilt = self.resources.memory.wait(self.graph_store.body_len(id.device, id.uid))?;
         let body =
             self.graph_store.body(id.device, id.uid).map_err(|reason| GgmlError::NoStoredGraph { id, reason })?;
         let imported = self.import(&body)?;
@@ -156,6 +155,7 @@ impl GgmlSession<'_> {
     fn run_program(&mut self, device: u32, program: &BoundProgram) -> Result<(), SessionError> {
         let inline = !self.queues.other_devices_in_use(device);
         self.resources.server.count_graph(self.connection.audit());
-        Ok(program.submit(self.queues.get(device)?, inline)?)
+        let (queue, BoundProgram { program, bindings }) = (self.queues.get(device)?, program);
+        Ok(if inline { queue.run_inline(program, bindings, INLINE_BUDGET) } else { queue.run(program, bindings) }?)
     }
 }

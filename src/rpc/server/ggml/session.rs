@@ -5,6 +5,7 @@ use super::device_queues::DeviceQueues;
 use super::graph_store::GraphStore;
 use super::graphs::GraphKey;
 use super::prefault::Prefault;
+use crate::device::Region;
 use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::{HelloError, unknown_command};
@@ -60,7 +61,9 @@ pub(in crate::rpc::server) fn serve_session(
     };
     loop {
         session.serve_request(header, &mut body)?;
-        session.prefault_while_idle();
+        if let Some((device, region)) = session.prefault.pending.take() {
+            session.prefault_while_idle(device, &region);
+        }
         match session.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             Some(next) => header = next,
             None => {
@@ -105,7 +108,9 @@ impl GgmlSession<'_> {
             self.adapter.take_if(|adapter| adapter.is_unneeded());
             Ok(())
         });
-        body.trim();
+        if command != RpcCommand::SetTensor {
+            body.trim();
+        }
         done.map_err(|e| SessionFailure::new(Some(command.name()), e))
     }
 
@@ -164,10 +169,9 @@ impl GgmlSession<'_> {
     }
 
     /// Prefaults the region of the next upload until the next request arrives.
-    fn prefault_while_idle(&mut self) {
-        let Some((device, region)) = self.prefault.take_pending() else { return };
+    fn prefault_while_idle(&mut self, device: u32, region: &Region) {
         if let Ok(queue) = self.queues.get(device) {
-            self.prefault.prefault_until(&region, queue, || self.connection.has_unread_input());
+            self.prefault.prefault_until(region, &mut **queue, || self.connection.has_unread_input());
         }
     }
 }

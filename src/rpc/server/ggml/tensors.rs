@@ -4,12 +4,13 @@ use std::time::Instant;
 
 use log::debug;
 
+use super::prefault::MIN_UPLOAD_BYTES;
 use super::session::GgmlSession;
 use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
-use crate::rpc::server::session::{host_staged_copy, upload};
+use crate::rpc::server::session::host_staged_copy;
 use crate::rpc::server::tensor_cache::{CacheReader, EntryKey, TensorCache};
 use crate::rpc::wire::{
     CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
@@ -59,13 +60,15 @@ impl GgmlSession<'_> {
         let mut cache_writer = cache.and_then(|cache| cache.begin_write(self.cache_owner, len));
         let desc = tensor.desc;
         let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
-        self.prefault.record_upload(device, &region)?;
-        let queue = self.queues.get_watched(device)?;
+        if len >= MIN_UPLOAD_BYTES {
+            self.prefault.record_upload(device, &region)?;
+        }
+        let queue = self.queues.get(device)?;
         queue.charge_upload(len, self.resources.server.config.reply_timeout)?;
-        upload::upload_from_client(&mut self.connection, &mut **queue, region, whole, |chunk| {
-            if let Some(writer) = &mut cache_writer {
-                writer.update(chunk);
-            }
+        queue.upload_from(region, whole, |chunk| {
+            self.connection.read_exact(chunk)?;
+            cache_writer.iter_mut().for_each(|writer| writer.update(chunk));
+            Ok(())
         })?;
         if let Some(writer) = cache_writer {
             writer.commit();
@@ -101,7 +104,7 @@ impl GgmlSession<'_> {
         let (bytes, cached) = (region.bytes(), cache.lookup(key, region.bytes()));
         self.connection.audit().count_cache_lookup(cached.is_some());
         let Some(cached) = cached else { return Ok(false) };
-        let queue = self.queues.get_watched(device)?;
+        let queue = self.queues.get(device)?;
         queue.charge_upload(region.bytes(), self.resources.server.config.reply_timeout)?;
         let found = upload_cached(cache, key, cached, &mut **queue, region, tensor)?;
         if found {
@@ -166,7 +169,8 @@ impl GgmlSession<'_> {
             } else {
                 let timeout = self.resources.server.config.reply_timeout;
                 let [src_queue, dst_queue] = self.queues.get_pair(src_device, dst_device)?;
-                host_staged_copy::copy((src_queue, &from), (dst_queue, &to), &self.resources.memory, timeout)?;
+                let memory = &self.resources.memory;
+                host_staged_copy::copy((&mut **src_queue, &from), (&mut **dst_queue, &to), memory, timeout)?;
             }
             true
         };

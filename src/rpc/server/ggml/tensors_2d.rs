@@ -10,7 +10,6 @@ use crate::rpc::server::client_connection::BodyBuffer;
 use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
-use crate::rpc::server::session::upload;
 use crate::rpc::wire::{GetTensor2d, SET_TENSOR_2D_HEAD, SetTensor2dHead};
 
 /// Bytes of rows that are held on the host at a time.
@@ -87,10 +86,10 @@ impl GgmlSession<'_> {
             return Err(GgmlError::RowBytes { expected: rows.total(), have }.into());
         }
         let timeout = self.resources.server.config.reply_timeout;
-        let queue = self.queues.get_watched(device)?;
+        let queue = self.queues.get(device)?;
         if let Some(region) = rows.contiguous()? {
             queue.charge_upload(region.bytes(), timeout)?;
-            upload::upload_from_client(&mut self.connection, &mut **queue, region, None, |_| {})?;
+            queue.upload_from(region, None, |chunk| self.connection.read_exact(chunk))?;
             self.connection.audit().count_data(DataSource::Client, have);
             return Ok(());
         }
@@ -98,7 +97,7 @@ impl GgmlSession<'_> {
         while first < rows.count {
             let n = rows.rows_per_chunk(CHUNK_BYTES).min(rows.count - first);
             if rows.size > CHUNK_BYTES {
-                upload::upload_from_client(&mut self.connection, &mut **queue, rows.row(first)?, None, |_| {})?;
+                queue.upload_from(rows.row(first)?, None, |chunk| self.connection.read_exact(chunk))?;
             } else {
                 // At most `CHUNK_BYTES`; the buffer grows as bytes arrive.
                 let bytes = self.connection.read_body((n * rows.size) as usize, chunk)?;

@@ -2,19 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use log::debug;
-
 use super::MAX_REASON_BYTES;
 use crate::printable::breaks_lines;
-use crate::rpc::server::peers::describe_transport_error;
-use crate::rpc::transport::{Deadline, Receiver, Sender, TransportError};
-use crate::rpc::wire::ext::{
-    AttachGroup, ExtCommand, ExtRequest, ExtResponse, NOTIFICATION_HEADER, Notification, NotificationHeader,
-    NotificationKind, Ping,
-};
-
-/// Longest message that is read.
-const MAX_MESSAGE_BYTES: u64 = 64 << 10;
+use crate::rpc::server::peers::{PeerMessage, describe_transport_error, read_message};
+use crate::rpc::transport::{Deadline, Receiver, Sender};
+use crate::rpc::wire::ext::{AttachGroup, ExtCommand, ExtRequest, ExtResponse, Ping};
 
 /// Limit of the messages of each second before the reply to ATTACH_GROUP, and of further ones: a server that waits for its queues
 /// sends SERVER_STATE once a second.
@@ -29,45 +21,6 @@ const MAX_PER_HEARTBEAT: usize = 64;
 
 /// Limit of the time in which the rest of a message arrives.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A message of the other server.
-enum Received {
-    /// The body of a reply.
-    Reply(Vec<u8>),
-    ServerState,
-}
-
-/// Reads a message.
-///
-/// # Errors
-/// A text for the client: it quotes nothing that was read, since the other end may be a service that is no business of the
-/// client.
-fn read_message(receiver: &mut Receiver, deadline: &Deadline) -> Result<Received, String> {
-    let lost = |e: TransportError| match e {
-        e if e.is_timeout() => "no reply in time".to_owned(),
-        e => describe_transport_error(&e),
-    };
-    let invalid = || "it sent an invalid message".to_owned();
-    let mut header = [0; NOTIFICATION_HEADER];
-    receiver.read_exact(&mut header, deadline).map_err(lost)?;
-    let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(|_| invalid())?;
-    if size > MAX_MESSAGE_BYTES {
-        return Err(invalid());
-    }
-    let mut body = vec![0; size as usize];
-    receiver.read_exact(&mut body, deadline).map_err(lost)?;
-    if kind == NotificationKind::Reply {
-        return Ok(Received::Reply(body));
-    }
-    match Notification::decode(kind, &body).map_err(|_| invalid())? {
-        Notification::ServerState(_) => Ok(Received::ServerState),
-        Notification::ProtocolError(why) => {
-            debug!("a server of a group reports a protocol error: {}", displayable_reason(why));
-            Err("it reports a protocol error".to_owned())
-        }
-        _ => Err(invalid()),
-    }
-}
 
 /// Sends ATTACH_GROUP and waits for the reply.
 ///
@@ -85,14 +38,15 @@ pub(super) fn attach(
     sender.write_by(&message, &deadline).map_err(|e| describe_transport_error(&e))?;
     // Messages that have arrived are read without a wait, so the deadline of a read is not enough.
     for _ in 0..timeout.as_secs() * MAX_PER_SECOND + MAX_FURTHER {
-        if let Received::Reply(body) = read_message(receiver, &deadline)? {
-            return match ExtResponse::decode(ExtCommand::AttachGroup, &body) {
-                Ok(ExtResponse::AttachGroup(attached)) => attached.map_err(displayable_reason),
-                _ => Err("it sent an invalid reply".to_owned()),
-            };
-        }
-        if deadline.remaining().is_none() {
-            return Err("no reply in time".to_owned());
+        match read_message(receiver, &deadline, MESSAGE_TIMEOUT)? {
+            Some(PeerMessage::Reply(body)) => {
+                return match ExtResponse::decode(ExtCommand::AttachGroup, &body) {
+                    Ok(ExtResponse::AttachGroup(attached)) => attached.map_err(displayable_reason),
+                    _ => Err("it sent an invalid reply".to_owned()),
+                };
+            }
+            Some(PeerMessage::ServerState) if deadline.remaining().is_some() => {}
+            _ => return Err("no reply in time".to_owned()),
         }
     }
     Err("it sends messages, but no reply".to_owned())
@@ -162,7 +116,8 @@ impl Heartbeat {
             if self.received > MAX_PER_HEARTBEAT {
                 return Err("it sends more messages than a server does".to_owned());
             }
-            if let Received::Reply(_) = read_message(receiver, &Deadline::after(MESSAGE_TIMEOUT))? {
+            let message = read_message(receiver, &Deadline::after(MESSAGE_TIMEOUT), MESSAGE_TIMEOUT)?;
+            if let Some(PeerMessage::Reply(_)) = message {
                 self.unanswered_since = None;
             }
         }

@@ -21,30 +21,25 @@ pub(in crate::rpc::server) struct IncomingLink {
 }
 
 impl IncomingLink {
-    /// Binds a connection to a group, for the `ranks` (a bit set) of the other server.
+    /// Binds a connection to a group, for all ranks of the server that has the rank `from`.
     ///
     /// # Errors
     /// The reason, as a text for the other server's client.
-    pub(super) fn new(group: &GroupInstance, ranks: u64) -> Result<IncomingLink, String> {
-        let claimed = |rank: &usize| ranks >> rank & 1 == 1;
-        let ranks: Vec<_> = (0..u64::BITS as usize).filter(claimed).collect();
-        let address = |&rank: &usize| group.addresses.get(rank).filter(|address| !address.is_empty());
-        let mut addresses = ranks.iter().map(address);
-        let first = addresses.next().flatten().ok_or("the sender has no rank in the group")?;
-        if addresses.any(|address| address != Some(first)) {
-            return Err("the sender's ranks are not all of one other server".to_owned());
-        }
+    pub(super) fn new(group: &GroupInstance, from: usize) -> Result<IncomingLink, String> {
+        let address = group.addresses.get(from).filter(|address| !address.is_empty());
+        let address = address.ok_or("the sender has no rank in the group")?;
         let mut members = group.lock_members();
-        if ranks.iter().any(|&rank| !members.get(rank).is_some_and(Option::is_some)) {
+        let ranks = members.iter_mut().zip(&group.addresses).filter(|(_, of_rank)| *of_rank == address);
+        let members: Vec<_> = ranks.filter_map(|(member, _)| member.take()).collect();
+        if members.is_empty() {
             return Err("another connection has attached the ranks".to_owned());
         }
-        let members = ranks.iter().filter_map(|&rank| members.get_mut(rank)?.take()).collect();
         let last = group.addresses.iter().rposition(String::is_empty).unwrap_or(group.key.1);
         Ok(IncomingLink {
             group: group.group.clone(),
             ranks: group.addresses.len(),
             own: group.key.1..=last,
-            address: first.clone(),
+            address: address.clone(),
             members,
         })
     }

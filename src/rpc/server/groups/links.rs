@@ -65,8 +65,8 @@ impl GroupLinks {
 
     /// Starts a connection to each other server. If one cannot be dialled, the group fails.
     pub(super) fn start(self: &Arc<Self>, group: &GroupHandle, plan: &LinkPlan<'_>, pool: &PeerPool) {
-        let own = plan.addresses.iter().enumerate().filter(|(_, address)| address.is_empty());
-        let own = own.fold(0, |set: u64, (rank, _)| set | 1 << rank);
+        let own: Vec<_> = (0..).zip(plan.addresses).filter(|(_, address)| address.is_empty()).collect();
+        let from = own.first().map_or(0, |(rank, _)| *rank);
         let mut links: Vec<Arc<GroupLink>> = Vec::new();
         let mut dialers = Vec::new();
         for (rank, address) in plan.addresses.iter().enumerate().filter(|(_, address)| !address.is_empty()) {
@@ -76,7 +76,7 @@ impl GroupLinks {
             match pool.dialer(address) {
                 Ok(dialer) => {
                     let last = plan.addresses.iter().rposition(|other| other == address).unwrap_or(rank);
-                    links.push(GroupLink::new(address, rank..=last, own.count_ones() as usize, plan.budget));
+                    links.push(GroupLink::new(address, rank..=last, own.len(), plan.budget));
                     dialers.push(dialer);
                 }
                 Err(why) => {
@@ -93,7 +93,7 @@ impl GroupLinks {
         let _ = (self.group.set(group.clone()), self.links.set(links.clone()));
         for (link, dialer) in links.into_iter().zip(dialers) {
             let (rank, links, handle) = (*link.ranks.start(), Arc::clone(self), group.clone());
-            let request = AttachGroup { secret: plan.secret, ranks: own, to: rank as u32 };
+            let request = AttachGroup { secret: plan.secret, from, to: rank as u32 };
             let run = move || {
                 if let Err(e) = link.run(&dialer, request, || links.count_attached()) {
                     handle.fail_rank(rank, &e);

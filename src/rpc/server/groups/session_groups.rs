@@ -102,7 +102,7 @@ impl SessionGroups {
         if group.missing_rank().is_none() {
             let plan = LinkPlan { secret: request.secret, addresses: &group.addresses, budget: &self.budget };
             group.links.start(&group.group, &plan, pool);
-            self.table.notify_joined(&group.key);
+            self.table.notify_joined();
         }
         Ok(Joined { member, connected: group.links.ready_point(), group: group.group.clone() })
     }

@@ -22,16 +22,9 @@ pub(super) type InstanceKey = (GroupSecret, usize);
 /// another. A group that has failed stays until its session removes it.
 #[derive(Default)]
 pub(in crate::rpc::server) struct GroupTable {
-    state: Mutex<TableState>,
+    groups: Mutex<HashMap<InstanceKey, Arc<GroupInstance>>>,
     /// Wakes the threads that wait for a group to be joined.
     changed: Condvar,
-}
-
-#[derive(Default)]
-struct TableState {
-    groups: HashMap<InstanceKey, Arc<GroupInstance>>,
-    /// How many threads wait for a group.
-    waiting: HashMap<InstanceKey, usize>,
 }
 
 /// The instance of a group on this server.
@@ -66,12 +59,12 @@ impl GroupInstance {
 impl GroupTable {
     /// Number of groups of which this server has ranks.
     pub(in crate::rpc::server) fn len(&self) -> usize {
-        self.lock().groups.len()
+        self.lock().len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, TableState> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<InstanceKey, Arc<GroupInstance>>> {
         // Each change is a single call.
-        self.state.lock().unpoisoned()
+        self.groups.lock().unpoisoned()
     }
 
     /// Serves the ATTACH_GROUP of another server, which `sender` watches: waits until the queues of this server have joined the
@@ -87,27 +80,19 @@ impl GroupTable {
     ) -> Result<IncomingLink, String> {
         let key = (request.secret, request.to as usize);
         let until = Instant::now() + timeout;
-        let mut state = self.lock();
-        *state.waiting.entry(key).or_default() += 1;
-        let instance = loop {
-            if let Some(group) = state.groups.get(&key).filter(|group| group.missing_rank().is_none()) {
-                break Some(Arc::clone(group));
+        let mut groups = self.lock();
+        let group = loop {
+            if let Some(group) = groups.get(&key).filter(|group| group.missing_rank().is_none()) {
+                break Arc::clone(group);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || sender.has_hung_up() {
-                break None;
+                return Err("its client has not joined the group there".to_owned());
             }
-            state = self.changed.wait_timeout(state, left.min(ATTACH_SLICE)).unpoisoned().0;
+            groups = self.changed.wait_timeout(groups, left.min(ATTACH_SLICE)).unpoisoned().0;
         };
-        if let Some(count) = state.waiting.get_mut(&key) {
-            *count -= 1;
-            if *count == 0 {
-                state.waiting.remove(&key);
-            }
-        }
-        drop(state);
-        let group = instance.ok_or("its client has not joined the group there")?;
-        let link = IncomingLink::new(&group, request.ranks)?;
+        drop(groups);
+        let link = IncomingLink::new(&group, request.from as usize)?;
         group.links.add_incoming(link.address(), sender);
         match group.group.failure() {
             Some(failure) => Err(format!("the group has failed there: {failure}")),
@@ -117,24 +102,23 @@ impl GroupTable {
 
     /// Adds a group, unless there is one with its key.
     pub(super) fn insert(&self, group: &Arc<GroupInstance>) -> bool {
-        let mut state = self.lock();
-        let is_new = !state.groups.contains_key(&group.key);
+        let mut groups = self.lock();
+        let is_new = !groups.contains_key(&group.key);
         if is_new {
-            state.groups.insert(group.key, Arc::clone(group));
+            groups.insert(group.key, Arc::clone(group));
         }
         is_new
     }
 
-    /// Wakes the threads that wait for a group, all of whose queues have joined now.
-    pub(super) fn notify_joined(&self, key: &InstanceKey) {
+    /// Wakes the threads that wait for a group: all queues of one have joined now.
+    pub(super) fn notify_joined(&self) {
         // With the lock, so that no thread has looked for the group but waits for the notification only now.
-        if self.lock().waiting.contains_key(key) {
-            self.changed.notify_all();
-        }
+        let _groups = self.lock();
+        self.changed.notify_all();
     }
 
     pub(super) fn remove(&self, key: &InstanceKey) {
-        let removed = self.lock().groups.remove(key);
+        let removed = self.lock().remove(key);
         // Outside of the lock: members that no queue has taken leave their group.
         drop(removed);
     }

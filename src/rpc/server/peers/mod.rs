@@ -16,11 +16,13 @@
 //! The receiving side is in `transfer_tokens`. Start reading at [`PeerSender::send`].
 
 mod dial;
+mod message;
 mod peer_allowlist;
 mod peer_connection;
 mod peer_trust;
 
 pub(super) use dial::describe_transport_error;
+pub(super) use message::{PeerMessage, read_message};
 pub(super) use peer_allowlist::{COMM_PORT_OFFSET, MAX_ADDRESS_BYTES, PeerAllowlist, UNENCRYPTED};
 pub use peer_allowlist::{ParsePeerError, Peer};
 
@@ -31,15 +33,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use super::byte_semaphore::{BytePermit, ByteSemaphore};
-use super::host_memory::SessionMemory;
+use super::host_memory::{BytePermit, ByteSemaphore, SessionMemory};
 use super::limits::Config;
 use super::log_limits::{LogKind, LogLimits};
-use super::thread_budget::ThreadBudget;
+use super::tenants::ClientBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
 use crate::rpc::connection::Handshake;
 use crate::rpc::transport::{Deadline, PeerAddr};
-use crate::rpc::wire::ext::TransferToken;
+use crate::rpc::wire::ext::{PeerWrite, TransferToken};
 use peer_allowlist::PeerTargets;
 use peer_connection::PeerConnection;
 
@@ -107,9 +108,9 @@ pub(super) struct PeerPool {
     log: PeerLog,
     timeouts: PeerTimeouts,
     connections: HashMap<String, Arc<PeerConnection>>,
-    threads: Arc<ThreadBudget>,
+    threads: Arc<ClientBudget>,
     /// Bounds the bytes that are downloaded and not delivered.
-    in_flight: Arc<ByteSemaphore>,
+    in_flight: ByteSemaphore,
 }
 
 impl PeerPool {
@@ -118,7 +119,7 @@ impl PeerPool {
     pub(super) fn new(
         allowlist: &Arc<PeerAllowlist>,
         config: &Config,
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
         memory: &Arc<SessionMemory>,
         log: PeerLog,
     ) -> PeerPool {
@@ -148,11 +149,6 @@ impl PeerPool {
                 result => return result,
             }
         }
-    }
-
-    /// Bounds the bytes that are downloaded and not delivered. Closing it ends the waits of the session.
-    pub(super) fn in_flight(&self) -> &Arc<ByteSemaphore> {
-        &self.in_flight
     }
 
     /// A dialer for a connection to `address`.
@@ -237,8 +233,11 @@ pub(super) struct PeerSender {
 struct SendJob {
     address: String,
     connection: Arc<PeerConnection>,
-    /// Downloads in the order of the region, each with the tokens of its pieces.
-    downloads: Vec<(device::PendingRead, Vec<TransferToken>)>,
+    token: TransferToken,
+    /// Bytes of the region.
+    bytes: u64,
+    /// Downloads in the order of the region, each of whole pieces.
+    downloads: Vec<device::PendingRead>,
     /// Host memory of all its bytes.
     _reservations: (Reservation, BytePermit),
 }
@@ -255,9 +254,9 @@ impl PeerSender {
         PeerSender { budget: Arc::clone(budget), fail, failed, worker: None }
     }
 
-    /// Downloads `region`, in order with the queue's other work, and sends it to the server at `address`, one PEER_WRITE for
-    /// each of `tokens`. The caller has checked that there is one token per piece. Blocks while the queue has no room, and
-    /// while too many bytes of the session are in flight. If bytes cannot be delivered later, the queue is failed.
+    /// Downloads `region`, in order with the queue's other work, and sends it to the server at `address`, in PEER_WRITEs with
+    /// `token`. Blocks while the queue has no room, and while too many bytes of the session are in flight. If bytes cannot be
+    /// delivered later, the queue is failed.
     ///
     /// # Errors
     /// The failure of the queue.
@@ -266,31 +265,32 @@ impl PeerSender {
         pool: &mut PeerPool,
         queue: &mut dyn Queue,
         region: &Region,
-        tokens: &[TransferToken],
+        token: TransferToken,
         address: &str,
     ) -> Result<(), DeviceError> {
-        if tokens.is_empty() {
+        let bytes = region.bytes();
+        if bytes == 0 {
             return Ok(());
         }
         let connection = pool.connection(address);
         let connection = Arc::clone(connection.map_err(|why| {
             copy_failure(address, format!("{}: {why}", peer_allowlist::displayable_address(address)))
         })?);
-        let count = tokens.len() as u64;
-        let reservation = self.budget.reserve(region.bytes().saturating_add(count * PIECE_OVERHEAD_BYTES))?;
-        let permit = pool.in_flight.acquire(region.bytes(), Instant::now() + pool.timeouts.device)?;
-        let pieces_per_download = count.div_ceil(MAX_DOWNLOADS_PER_SEND);
-        let downloads = (0..count)
-            .step_by(pieces_per_download as usize)
-            .zip(tokens.chunks(pieces_per_download as usize))
-            .map(|(first, tokens)| {
-                let start = first * TRANSFER_CHUNK_BYTES;
-                let part = region
-                    .subregion(start, (pieces_per_download * TRANSFER_CHUNK_BYTES).min(region.bytes() - start))?;
-                Ok((queue.download(part)?, tokens.to_vec()))
-            });
+        let pieces = bytes.div_ceil(TRANSFER_CHUNK_BYTES);
+        let reservation = self.budget.reserve(bytes.saturating_add(pieces * PIECE_OVERHEAD_BYTES))?;
+        let permit = pool.in_flight.acquire(bytes, Instant::now() + pool.timeouts.device)?;
+        let per_download = pieces.div_ceil(MAX_DOWNLOADS_PER_SEND) * TRANSFER_CHUNK_BYTES;
+        let starts = (0..bytes).step_by(per_download as usize);
+        let downloads = starts.map(|start| queue.download(region.subregion(start, per_download.min(bytes - start))?));
         let downloads = downloads.collect::<Result<_, DeviceError>>()?;
-        let job = SendJob { address: address.to_owned(), connection, downloads, _reservations: (reservation, permit) };
+        let job = SendJob {
+            address: address.to_owned(),
+            connection,
+            token,
+            bytes,
+            downloads,
+            _reservations: (reservation, permit),
+        };
         if self.worker(pool)?.send(job).is_err() {
             return Err(DeviceError::Bug("the thread that sends bytes to other servers has ended".to_owned()));
         }
@@ -331,12 +331,13 @@ fn run_worker(jobs: &Receiver<SendJob>, timeout: Duration, fail: &FailQueue, fai
 
 /// Sends the pieces of a SEND_TO_PEER as their downloads complete.
 fn send_pieces(job: SendJob, timeout: Duration, fail: &FailQueue) -> Result<(), DeviceError> {
-    let mut remaining: usize = job.downloads.iter().map(|(_, tokens)| tokens.len()).sum();
-    for (download, tokens) in job.downloads {
+    let mut at = 0;
+    for download in job.downloads {
         let bytes = download.wait(Some(Instant::now() + timeout))?;
-        for (token, piece) in tokens.into_iter().zip(bytes.chunks(TRANSFER_CHUNK_BYTES as usize)) {
-            remaining -= 1;
-            let sent = job.connection.send_piece(token, piece, (remaining == 0).then_some(fail));
+        for data in bytes.chunks(TRANSFER_CHUNK_BYTES as usize) {
+            let piece = PeerWrite { token: job.token, at, data };
+            at += data.len() as u64;
+            let sent = job.connection.send_piece(piece, (at == job.bytes).then_some(fail));
             sent.map_err(|why| copy_failure(&job.address, why))?;
         }
     }

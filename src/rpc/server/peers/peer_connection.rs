@@ -9,22 +9,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use log::debug;
-
 use super::dial::describe_transport_error;
+use super::message::{MAX_MESSAGE_BYTES, PeerMessage, read_message};
 use super::{FailQueue, PeerDialer, PeerTimeouts};
-use crate::rpc::connection::{
-    DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
-};
-use crate::rpc::transport::{Aborter, Deadline, TransportError};
-use crate::rpc::wire::ext::TransferToken;
-use crate::rpc::wire::ext::{
-    ExtCommand, ExtRequest, ExtResponse, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,
-    PeerWrite, Ping,
-};
-
-/// Limit of the size of a notification: only PROTOCOL_ERROR, which contains a reason text, has a variable size.
-const MAX_NOTIFICATION_BYTES: u64 = 64 << 10;
+use crate::rpc::connection::{DueReplies, DueReply, Handshake, MessageWriter};
+use crate::rpc::transport::{Aborter, Deadline, Receiver, TransportError};
+use crate::rpc::wire::ext::{ExtCommand, ExtRequest, ExtResponse, PeerWrite, Ping};
 
 /// After a failed write, how long to wait for a PROTOCOL_ERROR with the remote server's reason.
 const ERROR_REASON_TIMEOUT: Duration = Duration::from_secs(1);
@@ -38,7 +28,7 @@ pub(super) struct PeerConnection {
     /// Notified when `state` changes.
     changed: Condvar,
     /// `None` until the connection is established.
-    writer: WriteSlot<Option<MessageWriter>>,
+    writer: Mutex<Option<MessageWriter>>,
     /// Outstanding PINGs, each with the callback that fails the queue of the acknowledged bytes. Its failure is the reason
     /// why the connection ended.
     replies: DueReplies<FailQueue, String>,
@@ -63,7 +53,7 @@ impl PeerConnection {
             timeouts: dialer.timeouts,
             state: Mutex::new(PeerConnectionState::Dialling),
             changed: Condvar::new(),
-            writer: WriteSlot::new(None),
+            writer: Mutex::default(),
             replies: DueReplies::new(),
         });
         let thread_connection = Arc::clone(&connection);
@@ -97,28 +87,13 @@ impl PeerConnection {
         }
     }
 
-    /// Sends a PEER_WRITE: the bytes of one token. For the last piece of a SEND_TO_PEER, `last` is the callback that fails
-    /// its queue; a PING is sent behind the piece, and `last` is called if no reply arrives.
+    /// Sends a piece of a transfer. For the last piece of a SEND_TO_PEER, `last` is the callback that fails its queue; a PING is sent behind the piece, and `last` is called if no reply arrives.
     ///
     /// # Errors
     /// Why the connection ended.
-    pub(super) fn send_piece(&self, token: TransferToken, data: &[u8], last: Option<&FailQueue>) -> Result<(), String> {
+    pub(super) fn send_piece(&self, piece: PeerWrite<'_>, last: Option<&FailQueue>) -> Result<(), String> {
         self.wait_until_connected(Instant::now() + self.timeouts.handshake)?;
-        let sent = self.writer.with(|writer| -> Result<_, String> {
-            let Some(writer) = writer else { return Ok(Err(TransportError::cut())) };
-            ExtRequest::PeerWrite(PeerWrite { token, data }).encode(writer.buffer());
-            if let Some(fail) = last {
-                ExtRequest::Ping(Ping {}).encode(writer.buffer());
-                // Accepts every length up to the limit: decoding reports an invalid reply more precisely than its length does.
-                let expected =
-                    self.replies.expect(ExtCommand::Ping.name(), 0..=MAX_NOTIFICATION_BYTES, Arc::clone(fail));
-                expected.map_err(|(why, _)| why)?;
-            }
-            // A truncated message makes the stream unusable, so the connection is closed. `flush` has already waited for the
-            // socket's buffer to drain, so `finish` does not wait again.
-            Ok(writer.flush().inspect_err(|_| _ = writer.finish(&Deadline::after(Duration::ZERO))))
-        });
-        let Err(e) = sent.unwrap_or_else(|Poisoned| Ok(Err(TransportError::cut())))? else { return Ok(()) };
+        let Err(e) = self.write_piece(piece, last)? else { return Ok(()) };
         // A PROTOCOL_ERROR from the remote server explains more than the error of the write.
         let why = self.replies.wait_failure(ERROR_REASON_TIMEOUT);
         Err(why.unwrap_or_else(|| {
@@ -127,6 +102,27 @@ impl PeerConnection {
                 e => describe_transport_error(&e),
             })
         }))
+    }
+
+    /// Writes a piece with exclusive use of the writer. The inner error ends the connection.
+    fn write_piece(
+        &self,
+        piece: PeerWrite<'_>,
+        last: Option<&FailQueue>,
+    ) -> Result<Result<(), TransportError>, String> {
+        // Poisoned: a thread that panicked while it wrote has left a truncated message.
+        let Ok(mut writer) = self.writer.lock() else { return Ok(Err(TransportError::cut())) };
+        let Some(writer) = &mut *writer else { return Ok(Err(TransportError::cut())) };
+        ExtRequest::PeerWrite(piece).encode(writer.buffer());
+        if let Some(fail) = last {
+            ExtRequest::Ping(Ping {}).encode(writer.buffer());
+            // Accepts every length up to the limit: decoding reports an invalid reply more precisely than its length does.
+            let expected = self.replies.expect(ExtCommand::Ping.name(), 0..=MAX_MESSAGE_BYTES, Arc::clone(fail));
+            expected.map_err(|(why, _)| why)?;
+        }
+        // A truncated message makes the stream unusable, so the connection is closed. `flush` has already waited for the
+        // socket's buffer to drain, so `finish` does not wait again.
+        Ok(writer.flush().inspect_err(|_| _ = writer.finish(&Deadline::after(Duration::ZERO))))
     }
 
     /// Closes the connection with its session. No queue is failed, because the session's queues are closed.
@@ -169,7 +165,7 @@ impl PeerConnection {
 
     /// The connection's thread: dials, then reads notifications until the connection ends.
     fn dial_and_read(self: Arc<PeerConnection>, dialer: &PeerDialer) {
-        let Handshake { aborter, receiver, sender, .. } = match dialer.dial() {
+        let Handshake { aborter, mut receiver, sender, .. } = match dialer.dial() {
             Ok(handshake) => handshake,
             Err(why) => {
                 self.fail(&why);
@@ -178,8 +174,7 @@ impl PeerConnection {
         };
         // Must precede the state change: a sender that finds the connection established without a writer treats it as broken.
         let writer = MessageWriter::new(sender, self.timeouts.stall);
-        // The slot cannot be poisoned: no thread has had a writer yet.
-        let _ = self.writer.with(|slot| *slot = Some(writer));
+        *self.writer.lock().unpoisoned() = Some(writer);
         let mut state = self.lock();
         match *state {
             PeerConnectionState::Dialling => *state = PeerConnectionState::Connected(aborter),
@@ -188,85 +183,43 @@ impl PeerConnection {
         }
         drop(state);
         self.changed.notify_all();
-        let mut reader = ReplyReader::new(Arc::clone(&self), receiver);
+        let mut last_reply = Instant::now();
         while !self.is_closed() {
-            if let Err(e) = read_notification(&mut reader).and_then(|()| reader.check_overdue()) {
-                self.fail(&self.describe_read_error(e));
+            if let Err(why) = self.read_next(&mut receiver, &mut last_reply) {
+                self.fail(&why);
             }
         }
     }
 
-    /// A text for the client. It quotes nothing that was read: the other end may be a service that is no business of the
-    /// client, as when another program has taken the port.
-    fn describe_read_error(&self, e: ReadError) -> String {
-        debug!("{}: {e}", self.address);
-        match e {
-            ReadError::Ended => "it closed the connection".to_owned(),
-            ReadError::Silent { after, .. } | ReadError::Overdue { after, .. } => {
-                format!("it has not confirmed the bytes within {after:?}")
+    /// Waits for the next message, up to the time at which the oldest PING is overdue. A server that sends other messages is not
+    /// silent, but its replies still have that deadline. No heartbeat: a connection without a PING has nothing to lose.
+    ///
+    /// # Errors
+    /// Why the connection is of no use: a text for the client.
+    fn read_next(&self, receiver: &mut Receiver, last_reply: &mut Instant) -> Result<(), String> {
+        let stall = self.timeouts.stall;
+        let left = || {
+            // A PING that is sent meanwhile is due later than this.
+            let since = self.replies.front().map_or_else(Instant::now, |(.., since)| since.max(*last_reply));
+            (since + stall).saturating_duration_since(Instant::now())
+        };
+        match read_message(receiver, &Deadline::after(left()), stall)? {
+            Some(PeerMessage::Reply(body)) => {
+                // It acknowledges the bytes before its PING. The sink, which fails the queue, is dropped unused.
+                let unexpected = || "it sent a reply that no request is waiting for".to_owned();
+                self.replies.pop().ok_or_else(unexpected)?;
+                *last_reply = Instant::now();
+                ExtResponse::decode(ExtCommand::Ping, &body)
+                    .map(drop)
+                    .map_err(|_| "it sent an invalid reply".to_owned())
             }
-            ReadError::Unexpected => "it sent a reply that no request is waiting for".to_owned(),
-            ReadError::InvalidReply { .. } | ReadError::Length { .. } => "it sent an invalid reply".to_owned(),
-            ReadError::Memory { .. } => "there is no memory for its reply".to_owned(),
-            ReadError::Notification(reason) => reason,
-            ReadError::Lost(e) => describe_transport_error(&e),
+            _ if left().is_zero() => Err(format!("it has not confirmed the bytes within {stall:?}")),
+            _ => Ok(()),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, PeerConnectionState> {
         // Each change is a single assignment, so a panic cannot leave the state inconsistent.
         self.state.lock().unpoisoned()
-    }
-}
-
-impl Requester for PeerConnection {
-    type Sink = FailQueue;
-    type Failure = String;
-
-    fn replies(&self) -> &DueReplies<FailQueue, String> {
-        &self.replies
-    }
-
-    /// No heartbeat: every SEND_TO_PEER ends with a PING, and a connection without one has nothing to lose.
-    fn timeouts(&self) -> Timeouts {
-        Timeouts { silence: self.timeouts.stall, reply: self.timeouts.stall, heartbeat: None }
-    }
-
-    /// The timeout bounds whole messages. Otherwise a peer that sends a 64 KiB notification byte by byte could delay the
-    /// failure of a queue for weeks.
-    fn receives_short_messages_only(&self) -> bool {
-        true
-    }
-
-    /// A PING's reply acknowledges the bytes before it. The sink, which fails the queue, is dropped unused.
-    fn deliver(&self, _: FailQueue, body: Vec<u8>) -> Result<(), String> {
-        ExtResponse::decode(ExtCommand::Ping, &body).map(drop).map_err(|e| e.to_string())
-    }
-}
-
-/// Reads one notification.
-fn read_notification(reader: &mut ReplyReader<PeerConnection>) -> Result<(), ReadError> {
-    let invalid = || ReadError::Notification("it sent an invalid notification".to_owned());
-    let mut header = [0; NOTIFICATION_HEADER];
-    reader.read_exact(&mut header)?;
-    let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(|_| invalid())?;
-    if size > MAX_NOTIFICATION_BYTES {
-        return Err(invalid());
-    }
-    if kind == NotificationKind::Reply {
-        return reader.read_reply(size);
-    }
-    let body = reader.read_bytes(size, "a notification")?;
-    match Notification::decode(kind, &body).map_err(|_| invalid())? {
-        Notification::ProtocolError(why) => {
-            debug!("a server to which bytes are sent reports a protocol error: {why}");
-            Err(ReadError::Notification("it reports a protocol error".to_owned()))
-        }
-        Notification::Reply(_) | Notification::ServerState(_) => Ok(()),
-        Notification::MarkReached { .. } | Notification::ReadData { .. } | Notification::QueueFailed { .. } => {
-            Err(ReadError::Notification(
-                "it sent a notification about a queue, but no queue was opened on this connection".to_owned(),
-            ))
-        }
     }
 }

@@ -1,47 +1,90 @@
 //! Transfer tokens of one session: issuing them, and binding them to the regions that receive their bytes.
 
-use std::collections::HashSet;
-use std::collections::hash_map::Entry as MapEntry;
-use std::sync::Arc;
+use crate::poison::Unpoisoned;
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use super::error::{MAX_TOKENS_PER_REQUEST, MAX_UNUSED_TOKENS, TokenError, check_count};
-use super::payload::PeerWriteData;
-use super::receiver::{FailureCallback, PendingReceives, Receiver, ReceiverShared};
-use super::table::{Destination, SessionTokens, TokenEntry, TokenMaps, TokenState, TokenTable};
+use super::error::{MAX_TOKENS_PER_REQUEST, MAX_UNUSED_TOKENS, TokenError};
+use super::receiver::{FailureCallback, Receiver, ReceiverShared};
+use super::table::{Destination, TokenTable, Transfer};
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
 use crate::rpc::server::host_memory::SessionMemory;
-use crate::rpc::server::thread_budget::ThreadBudget;
+use crate::rpc::server::tenants::ClientBudget;
 use crate::rpc::wire::ext::{TRANSFER_TOKEN_BYTES, TransferToken};
 
-/// Host memory that a token is charged: its entries in the tables.
-const TOKEN_BYTES: u64 = 256;
+/// Host memory that a token is charged: its entries in the tables, and its RECEIVE_FROM_PEER.
+const TOKEN_BYTES: u64 = 512;
 
 /// The transfer tokens of one session. Dropping the ledger revokes all of them.
-pub(in crate::rpc::server) struct TokenLedger {
-    table: Arc<TokenTable>,
-    session: u64,
-    budget: Arc<MemoryBudget>,
-    memory: Arc<SessionMemory>,
-    threads: Arc<ThreadBudget>,
-    pending_receives: Arc<PendingReceives>,
+pub(in crate::rpc::server) struct TokenLedger(Arc<SessionTransfers>);
+
+/// What a session's transfers share: its tokens, its receivers, and what pays for both.
+pub(in crate::rpc::server) struct SessionTransfers {
+    pub(super) table: Arc<TokenTable>,
+    pub(super) budget: Arc<MemoryBudget>,
+    pub(super) memory: Arc<SessionMemory>,
+    pub(super) threads: Arc<ClientBudget>,
+    state: Mutex<TransfersState>,
+}
+
+#[derive(Default)]
+struct TransfersState {
+    /// Tokens that no RECEIVE_FROM_PEER has named.
+    unused: HashSet<TransferToken>,
+    /// Tokens whose queue has failed or was closed, oldest first; at most [`MAX_UNUSED_TOKENS`]. Their bytes are dropped when
+    /// they arrive.
+    abandoned: VecDeque<TransferToken>,
+    receivers: Vec<Weak<ReceiverShared>>,
+    /// Whether receivers are closed, also future ones.
+    is_closed: bool,
+    /// Whether the ledger was dropped.
+    is_revoked: bool,
+}
+
+impl SessionTransfers {
+    /// Closes all receivers, also future ones: all waits for their bytes fail. The hang-up watch calls it when the client has
+    /// gone, and the notifier when it cannot send the heartbeat, because the session's own thread may be blocked on one of these
+    /// queues.
+    pub(in crate::rpc::server) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let receivers: Vec<_> = state.receivers.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        receivers.iter().for_each(|receiver| receiver.fail(DeviceError::Ended));
+    }
+
+    /// Remembers a token whose bytes are dropped when they arrive.
+    pub(super) fn abandon(&self, token: TransferToken) {
+        let mut state = self.lock();
+        let forgotten = if state.is_revoked {
+            Some(token)
+        } else {
+            state.abandoned.push_back(token);
+            (state.abandoned.len() > MAX_UNUSED_TOKENS).then(|| state.abandoned.pop_front()).flatten()
+        };
+        drop(state);
+        forgotten.iter().for_each(|token| self.table.remove(token));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TransfersState> {
+        // Ignores poisoning: each change is a single call.
+        self.state.lock().unpoisoned()
+    }
 }
 
 impl TokenLedger {
-    /// Registers a new session in `table`. Bytes that arrive before they can be written are charged to `budget` and to
+    /// The ledger of a new session. Bytes that arrive before they can be written are charged to `budget` and to
     /// `memory`, tokens to `memory`, and the threads of receivers to `threads`.
     pub(in crate::rpc::server) fn new(
         table: &Arc<TokenTable>,
         budget: &Arc<MemoryBudget>,
         memory: &Arc<SessionMemory>,
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
     ) -> TokenLedger {
-        let mut maps = table.lock();
-        let session = maps.next_session;
-        maps.next_session += 1;
-        maps.sessions.insert(session, SessionTokens::default());
-        let (budget, memory, threads) = (Arc::clone(budget), Arc::clone(memory), Arc::clone(threads));
-        TokenLedger { table: Arc::clone(table), session, budget, memory, threads, pending_receives: Arc::default() }
+        let (table, budget, memory) = (Arc::clone(table), Arc::clone(budget), Arc::clone(memory));
+        let threads = Arc::clone(threads);
+        TokenLedger(Arc::new(SessionTransfers { table, budget, memory, threads, state: Mutex::default() }))
     }
 
     /// Creates the receiver of a queue of `device`; each receiving queue needs its own. A RECEIVE_FROM_PEER fails if its bytes
@@ -52,15 +95,21 @@ impl TokenLedger {
         timeout: Duration,
         on_failure: FailureCallback,
     ) -> Receiver {
-        let memory = (&self.budget, &self.memory);
-        let receiver = Receiver::new(&self.table, device, memory, &self.threads, timeout, on_failure);
-        self.pending_receives.add(&receiver);
+        let receiver = Receiver::new(&self.0, device, timeout, on_failure);
+        let mut state = self.0.lock();
+        state.receivers.retain(|other| other.strong_count() > 0);
+        state.receivers.push(Arc::downgrade(&receiver.0));
+        let is_closed = state.is_closed;
+        drop(state);
+        if is_closed {
+            receiver.0.fail(DeviceError::Ended);
+        }
         receiver
     }
 
-    /// All receivers of the session.
-    pub(in crate::rpc::server) fn pending_receives(&self) -> &Arc<PendingReceives> {
-        &self.pending_receives
+    /// The transfers of the session, to close its receivers.
+    pub(in crate::rpc::server) fn transfers(&self) -> &Arc<SessionTransfers> {
+        &self.0
     }
 
     /// Issues `count` new random tokens.
@@ -72,128 +121,80 @@ impl TokenLedger {
         if !(1..=MAX_TOKENS_PER_REQUEST).contains(&count) {
             return Err(TokenError::RequestCount(count));
         }
+        let SessionTransfers { table, budget, memory, .. } = &*self.0;
         let mut tokens = vec![[0; TRANSFER_TOKEN_BYTES]; count as usize];
         getrandom::fill(tokens.as_flattened_mut()).map_err(TokenError::RandomBytes)?;
-        let mut maps = self.table.lock();
-        let TokenMaps { entries, sessions, .. } = &mut *maps;
-        let session_tokens = sessions.entry(self.session).or_default();
-        let unused = session_tokens.unused.len() + tokens.len();
+        let mut state = self.0.lock();
+        let unused = state.unused.len() + tokens.len();
         if unused > MAX_UNUSED_TOKENS {
             return Err(TokenError::TooManyUnused(unused));
         }
         for token in &tokens {
-            // A collision of 128 random bits does not occur in practice. If it did, the existing token must not be replaced.
-            let charge = self.memory.reserve(TOKEN_BYTES)?;
-            if let MapEntry::Vacant(slot) = entries.entry(*token) {
-                slot.insert(TokenEntry {
-                    session: self.session,
-                    budget: Arc::clone(&self.budget),
-                    charge,
-                    state: TokenState::Issued,
-                });
-                session_tokens.unused.insert(*token);
+            if table.insert(*token, Transfer::new(budget, memory.reserve(TOKEN_BYTES)?)) {
+                state.unused.insert(*token);
             }
         }
         Ok(tokens)
     }
 
-    /// Checks that `tokens` are as many as `bytes` bytes need, that all were issued to this session, and that none was named
-    /// in an earlier RECEIVE_FROM_PEER.
+    /// Checks that a token was issued to this session, and that no earlier RECEIVE_FROM_PEER has named it.
     ///
     /// # Errors
-    /// [`TokenError::WrongCount`], [`TokenError::TooManyInMessage`], [`TokenError::NotOfSession`].
-    pub(in crate::rpc::server) fn check_unused(&self, bytes: u64, tokens: &[TransferToken]) -> Result<(), TokenError> {
-        check_count(bytes, tokens.len())?;
-        let maps = self.table.lock();
-        let mut seen = HashSet::new();
-        for (index, token) in tokens.iter().enumerate() {
-            let entry = maps.entries.get(token).filter(|entry| entry.session == self.session);
-            let unused =
-                entry.is_some_and(|entry| !matches!(entry.state, TokenState::Bound(..) | TokenState::Abandoned));
-            // Rejecting repeated tokens also bounds the size of `seen` by the number of the session's tokens.
-            if !unused || !seen.insert(token) {
-                return Err(TokenError::NotOfSession(index));
-            }
-        }
-        Ok(())
+    /// [`TokenError::NotOfSession`].
+    pub(in crate::rpc::server) fn check_unused(&self, token: &TransferToken) -> Result<(), TokenError> {
+        if self.0.lock().unused.contains(token) { Ok(()) } else { Err(TokenError::NotOfSession) }
     }
 
-    /// Binds `tokens` to `region` and makes later work of `queue` wait for their bytes. The bytes are written to `region`
-    /// once the earlier work of `queue` is done. `receiver` is the receiver of that queue. The caller has checked the tokens
-    /// ([`TokenLedger::check_unused`]). The queue fails if the bytes do not arrive within the receiver's timeout, or have the
-    /// wrong length.
+    /// Binds an unused token to `region` and makes later work of `queue` wait for its bytes. The bytes are written to `region`
+    /// once the earlier work of `queue` is done. `receiver` is the receiver of that queue. The queue fails if the bytes do not
+    /// arrive within the receiver's timeout, or are invalid.
     ///
     /// # Errors
-    /// The failure of the queue. The tokens are consumed in that case.
+    /// The failure of the queue.
     pub(in crate::rpc::server) fn receive(
         &self,
         receiver: &Receiver,
         queue: &mut dyn Queue,
         region: Region,
-        tokens: &[TransferToken],
+        token: TransferToken,
     ) -> Result<(), DeviceError> {
-        if tokens.is_empty() {
-            return Ok(());
+        let Some(transfer) = self.0.table.get(&token) else { return Ok(()) };
+        let (ready, completed) = (queue.mark(), Timeline::new());
+        let mut progress = transfer.lock();
+        let bound = progress.bind(region.bytes(), Destination::Bound(Arc::clone(&receiver.0)));
+        let (early, failure) = bound.map_or_else(|e| (Vec::new(), Some(e)), |early| (early, None));
+        let is_complete = progress.is_complete();
+        // With the lock of the transfer: the next piece must come behind the early ones.
+        receiver.0.enqueue_receive(ready, Arc::clone(&completed), region, token, early)?;
+        drop(progress);
+        self.0.lock().unused.remove(&token);
+        if is_complete {
+            self.0.table.remove(&token);
         }
-        let ready = queue.mark();
-        let completed = Timeline::new();
-        let enqueued = receiver.0.enqueue_receive(ready, Arc::clone(&completed), region, tokens);
-        let receive = enqueued.inspect_err(|_| self.discard(tokens))?;
-        for (piece, state) in self.bind(&receiver.0, receive, tokens) {
-            match state {
-                // Wrong bytes fail the queue. The error is not reported to the source server: its PEER_WRITE has returned.
-                TokenState::Buffered(buffered) => {
-                    drop(receiver.0.accept_piece(receive, piece, PeerWriteData::Buffered(buffered)))
-                }
-                TokenState::Invalid(e) => receiver.0.fail(e),
-                TokenState::Issued | TokenState::Bound(..) | TokenState::Abandoned => {}
-            }
-        }
-        if receiver.0.is_closed() {
-            self.discard(tokens);
+        if let Some(e) = failure {
+            receiver.0.fail(e);
         }
         // The wait must be the last step: on a device whose queues cannot wait for a timeline, it blocks until the bytes are
         // written.
         queue.wait(&TimelinePoint::new(&completed, 1)).inspect_err(|e| receiver.0.fail(e.clone()))
     }
 
-    /// Abandons tokens after a failure of their queue. Their bytes are dropped when they arrive.
-    pub(in crate::rpc::server) fn discard(&self, tokens: &[TransferToken]) {
-        let maps = self.table.lock();
-        let Some(session_tokens) = maps.sessions.get(&self.session) else { return };
-        let unused: Vec<_> = tokens.iter().filter(|token| session_tokens.unused.contains(*token)).copied().collect();
-        drop(maps);
-        self.table.abandon(&unused);
-    }
-
-    /// Binds checked tokens to the pieces of a RECEIVE_FROM_PEER. Returns the tokens that were redeemed before, each with the
-    /// index of its piece.
-    fn bind(&self, receiver: &Arc<ReceiverShared>, receive: u64, tokens: &[TransferToken]) -> Vec<(usize, TokenState)> {
-        let mut maps = self.table.lock();
-        let mut redeemed = Vec::new();
-        for (piece, token) in tokens.iter().enumerate() {
-            match maps.entries.get_mut(token) {
-                Some(entry) if matches!(entry.state, TokenState::Issued) => {
-                    let destination: Arc<dyn Destination> = receiver.clone();
-                    entry.state = TokenState::Bound(destination, receive, piece);
-                }
-                // The queue has failed after the tokens were checked, and the token was removed.
-                None => {}
-                Some(_) => redeemed.extend(maps.remove(token).map(|entry| (piece, entry.state))),
-            }
-        }
-        redeemed
+    /// Abandons an unused token for `len` bytes after a failure of its queue. Its bytes are dropped when they arrive.
+    pub(in crate::rpc::server) fn discard(&self, token: TransferToken, len: u64) {
+        let was_unused = self.0.lock().unused.remove(&token);
+        let Some(transfer) = self.0.table.get(&token).filter(|_| was_unused) else { return };
+        // What has arrived is dropped.
+        let _ = transfer.lock().bind(len, Destination::Early(Err(DeviceError::Ended)));
+        self.0.abandon(token);
     }
 }
 
 impl Drop for TokenLedger {
     fn drop(&mut self) {
-        let mut maps = self.table.lock();
-        let session_tokens = maps.sessions.remove(&self.session).unwrap_or_default();
-        let tokens = session_tokens.unused.iter().chain(&session_tokens.abandoned);
-        let removed: Vec<_> = tokens.map(|token| maps.entries.remove(token)).collect();
-        drop(maps);
-        // Outside the lock: this may drop the last handle of device resources.
-        drop(removed);
+        let mut state = self.0.lock();
+        state.is_revoked = true;
+        let (unused, abandoned) = (std::mem::take(&mut state.unused), std::mem::take(&mut state.abandoned));
+        drop(state);
+        unused.iter().chain(&abandoned).for_each(|token| self.0.table.remove(token));
     }
 }

@@ -3,10 +3,11 @@
 //!
 //! ```text
 //! ISSUE_TOKENS      → TokenLedger::issue                 the destination's client passes the tokens to the source server
-//! RECEIVE_FROM_PEER → TokenLedger::receive → Receiver    binds the tokens to a region; the queue waits for the bytes
-//! PEER_WRITE        → TokenTable::redeem   → Receiver    removes the token from the table, then writes its bytes
+//! RECEIVE_FROM_PEER → TokenLedger::receive → Receiver    binds a token to a region; the queue waits for the bytes
+//! PEER_WRITE        → TokenTable::redeem   → Receiver    writes the next bytes of a transfer; the last ones use up its token
 //! ```
 //!
+//! - A token is for one region. Its bytes arrive in pieces of 256 KiB, in order, on one connection.
 //! - One [`TokenTable`] serves the whole server, because the source server redeems a token on a connection of its own.
 //! - Each session has a [`TokenLedger`], which issues its tokens and binds them to regions.
 //! - Each receiving queue has a [`Receiver`], which writes the bytes to its device. Bytes that arrive before their
@@ -23,13 +24,12 @@
 
 mod error;
 mod ledger;
-mod payload;
 mod receiver;
 mod table;
 
-pub(super) use error::{TokenError, check_count};
-pub(super) use ledger::TokenLedger;
-pub(super) use receiver::{PendingReceives, Receiver};
+pub(super) use error::TokenError;
+pub(super) use ledger::{SessionTransfers, TokenLedger};
+pub(super) use receiver::Receiver;
 pub(super) use table::TokenTable;
 
 #[cfg(test)]
@@ -41,35 +41,60 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
     use crate::device::{
-        Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
+        Budget, Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
         TRANSFER_CHUNK_BYTES, UploadSource,
     };
     use crate::rpc::server::host_memory::HostMemory;
-    use crate::rpc::server::thread_budget::ThreadBudget;
+    use crate::rpc::server::limits::Config;
+    use crate::rpc::server::tenants::{ClientBudget, Resource, Tenants};
+    use crate::rpc::transport::PeerAddr;
     use crate::tensor::TensorDesc;
 
-    /// Race: RECEIVE_FROM_PEER binds a token while another connection is about to invalidate the token for its wrong bytes.
+    fn threads() -> Arc<ClientBudget> {
+        Arc::new(Tenants::new(&Config::default()).budget(PeerAddr::Local(0), Resource::TransferThreads))
+    }
+
+    /// The bytes of a transfer come in order and once, also from a sender with two connections.
     #[test]
-    fn invalidating_a_bound_token_fails_its_queue() {
+    fn a_piece_out_of_order_fails_the_queue_and_ends_the_transfer() {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
-        let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
-        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
-        let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
-        let tokens = ledger.issue(2).unwrap();
-        let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
-        let region = device.alloc(1, &budget).unwrap().whole();
-        ledger.receive(&receiver, &mut *queue, region, &tokens[..1]).unwrap();
-        let error = table.invalidate(&tokens[0], TokenError::Length { expected: TRANSFER_CHUNK_BYTES, have: 0 });
-        assert!(matches!(error, TokenError::Length { .. }));
-        let failed = queue.mark().wait(Some(Instant::now() + Duration::from_secs(60)));
-        assert!(matches!(failed, Err(DeviceError::Source(_))), "{failed:?}");
-        assert!(matches!(table.redeem(&tokens[0], &[1]), Err(TokenError::Unknown)));
-        // The other token remains valid.
-        assert!(table.redeem(&tokens[1], &[1]).is_ok());
-        assert!(memory.held() > 0);
-        drop((ledger, receiver));
-        assert_eq!(memory.held(), 0, "tokens and their bytes are charged until they are removed");
+        let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 22));
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
+        let piece = vec![1; TRANSFER_CHUNK_BYTES as usize];
+        for (at, len) in [(0, piece.len()), (2 * TRANSFER_CHUNK_BYTES, 1), (TRANSFER_CHUNK_BYTES, 2)] {
+            for is_early in [true, false] {
+                let mut queue = device.queue(&budget).unwrap();
+                let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
+                let tokens = ledger.issue(2).unwrap();
+                let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
+                let region = device.alloc(TRANSFER_CHUNK_BYTES + 1, &budget).unwrap().whole();
+                let mut receive = || ledger.receive(&receiver, &mut *queue, region.clone(), tokens[0]);
+                if !is_early {
+                    receive().unwrap();
+                }
+                table.redeem(&tokens[0], 0, &piece).unwrap();
+                let error = table.redeem(&tokens[0], at, &piece[..len]);
+                if is_early && at == TRANSFER_CHUNK_BYTES {
+                    assert!(error.is_ok(), "the length is not known yet");
+                } else {
+                    assert!(matches!(error, Err(TokenError::Piece { .. })), "{at}: {error:?}");
+                }
+                if is_early {
+                    _ = receive();
+                }
+                let failed = queue.mark().wait(Some(Instant::now() + Duration::from_secs(60)));
+                assert!(matches!(failed, Err(DeviceError::Source(_))), "{at}: {failed:?}");
+                // The other token remains valid.
+                assert!(table.redeem(&tokens[1], 0, &[1]).is_ok());
+                assert!(memory.held() > 0);
+                drop((ledger, receiver));
+                assert_eq!(
+                    (memory.held(), table.len()),
+                    (0, 0),
+                    "tokens and their bytes are charged until they are removed"
+                );
+            }
+        }
     }
 
     /// A device whose uploads block: each passes the gate when it begins, and fails when it has passed the gate again.
@@ -123,17 +148,17 @@ mod tests {
         let device = BlockingDevice { inner, gate: Arc::clone(&gate), aborts: Arc::clone(&aborts) };
         let device = Arc::new(device) as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
-        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
+        let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
         let tokens = ledger.issue(1).unwrap();
         let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
         let region = device.alloc(1, &budget).unwrap().whole();
-        ledger.receive(&receiver, &mut *queue, region, &tokens).unwrap();
+        ledger.receive(&receiver, &mut *queue, region, tokens[0]).unwrap();
         std::thread::scope(|scope| {
-            let redeemed = scope.spawn(|| table.redeem(&tokens[0], &[1]));
+            let redeemed = scope.spawn(|| table.redeem(&tokens[0], 0, &[1]));
             gate.wait();
-            ledger.pending_receives().close();
+            ledger.transfers().close();
             assert!(receiver.0.is_closed());
             assert_eq!(aborts.load(Ordering::Relaxed), 1, "the close ends the upload");
             gate.wait();

@@ -15,18 +15,13 @@
 
 use crate::poison::Unpoisoned;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::error::TokenError;
-use super::payload::{BufferedBytes, PeerWriteData};
-use super::table::{Destination, TokenTable};
-use crate::device::{
-    Device, DeviceError, MemoryBudget, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
-    UploadSource,
-};
-use crate::rpc::server::host_memory::SessionMemory;
-use crate::rpc::server::thread_budget::ThreadBudget;
+use super::ledger::SessionTransfers;
+use super::table::BufferedBytes;
+use crate::device::{Device, DeviceError, Queue, QueueAborter, Region, Timeline, TimelinePoint, UploadSource};
 use crate::rpc::wire::ext::TransferToken;
 
 /// Called once when a receiver fails by itself, and not when it is closed.
@@ -37,63 +32,20 @@ pub(in crate::rpc::server) struct Receiver(pub(super) Arc<ReceiverShared>);
 
 impl Receiver {
     pub(super) fn new(
-        table: &Arc<TokenTable>,
+        session: &Arc<SessionTransfers>,
         device: &Arc<dyn Device>,
-        (budget, memory): (&Arc<MemoryBudget>, &Arc<SessionMemory>),
-        threads: &Arc<ThreadBudget>,
         timeout: Duration,
         on_failure: FailureCallback,
     ) -> Receiver {
         Receiver(Arc::new(ReceiverShared {
-            table: Arc::clone(table),
+            session: Arc::clone(session),
             device: Arc::clone(device),
-            budget: Arc::clone(budget),
-            memory: Arc::clone(memory),
-            threads: Arc::clone(threads),
             timeout,
             on_failure,
             state: Mutex::default(),
             signal: Mutex::default(),
             changed: Condvar::new(),
         }))
-    }
-}
-
-/// The receivers of all queues of a session. The hang-up watch closes them when the client has gone, and the notifier when it
-/// cannot send the heartbeat, because the session's own thread may be blocked on one of these queues.
-#[derive(Default)]
-pub(in crate::rpc::server) struct PendingReceives(Mutex<ReceiverList>);
-
-#[derive(Default)]
-struct ReceiverList {
-    receivers: Vec<Weak<ReceiverShared>>,
-    closed: bool,
-}
-
-impl PendingReceives {
-    pub(super) fn add(&self, receiver: &Receiver) {
-        let mut list = self.lock();
-        list.receivers.retain(|other| other.strong_count() > 0);
-        list.receivers.push(Arc::downgrade(&receiver.0));
-        let closed = list.closed;
-        drop(list);
-        if closed {
-            receiver.0.fail(DeviceError::Ended);
-        }
-    }
-
-    /// Closes all receivers, also future ones: all waits for their bytes fail.
-    pub(in crate::rpc::server) fn close(&self) {
-        let mut list = self.lock();
-        list.closed = true;
-        let receivers: Vec<_> = list.receivers.iter().filter_map(Weak::upgrade).collect();
-        drop(list);
-        receivers.iter().for_each(|receiver| receiver.fail(DeviceError::Ended));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ReceiverList> {
-        // A panic cannot leave the list inconsistent: each change is a single operation.
-        self.0.lock().unpoisoned()
     }
 }
 
@@ -105,11 +57,8 @@ impl Drop for Receiver {
 
 /// State that the receiver, its thread and the bound tokens share.
 pub(super) struct ReceiverShared {
-    table: Arc<TokenTable>,
+    session: Arc<SessionTransfers>,
     device: Arc<dyn Device>,
-    budget: Arc<MemoryBudget>,
-    memory: Arc<SessionMemory>,
-    threads: Arc<ThreadBudget>,
     /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
     timeout: Duration,
     on_failure: FailureCallback,
@@ -138,8 +87,6 @@ struct ReceiverState {
     queue: Option<Box<dyn Queue>>,
     /// RECEIVE_FROM_PEERs that are not done, oldest first.
     receives: VecDeque<QueuedReceive>,
-    /// Number of the first entry of `receives`; they are numbered consecutively.
-    first_number: u64,
     /// Whether the receiver's thread was started.
     thread_started: bool,
 }
@@ -147,15 +94,15 @@ struct ReceiverState {
 /// A RECEIVE_FROM_PEER that is not done.
 struct QueuedReceive {
     region: Region,
-    tokens: Vec<TransferToken>,
+    token: TransferToken,
     /// From this point of the session's queue on, the region may be overwritten.
     ready: TimelinePoint,
     /// The session's queue waits for point 1 of this timeline: all bytes are written.
     completed: Arc<Timeline>,
-    /// Bytes that have arrived and are not written yet, by the index of their piece.
-    buffered: Vec<(usize, BufferedBytes)>,
-    /// Number of pieces that were not submitted to the device queue yet.
-    unwritten: usize,
+    /// Bytes that have arrived and are not written yet, in order.
+    buffered: Vec<BufferedBytes>,
+    /// Bytes that were submitted to the device queue.
+    submitted: u64,
     /// The point of the device queue behind the last piece; set when all pieces are submitted.
     written: Option<TimelinePoint>,
     /// Latest arrival of the last byte.
@@ -163,40 +110,15 @@ struct QueuedReceive {
 }
 
 impl QueuedReceive {
-    /// The part of the region that one token's bytes fill.
-    fn piece(&self, at: usize) -> Result<Region, DeviceError> {
-        let start = at as u64 * TRANSFER_CHUNK_BYTES;
-        self.region.subregion(start, TRANSFER_CHUNK_BYTES.min(self.region.bytes().saturating_sub(start)))
-    }
-
-    /// Submits the upload of one piece.
-    fn write(&mut self, queue: &mut dyn Queue, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        queue.upload(self.piece(at)?, None, UploadSource::Borrowed(bytes))?;
-        self.unwritten -= 1;
-        if self.unwritten == 0 {
+    /// Submits the upload of the next bytes.
+    fn write(&mut self, queue: &mut dyn Queue, bytes: &[u8]) -> Result<(), DeviceError> {
+        let part = self.region.subregion(self.submitted, bytes.len() as u64)?;
+        queue.upload(part, None, UploadSource::Borrowed(bytes))?;
+        self.submitted += bytes.len() as u64;
+        if self.submitted == self.region.bytes() {
             self.written = Some(queue.mark());
         }
         Ok(())
-    }
-}
-
-/// Why a piece was not accepted.
-struct PieceError {
-    /// The failure of the queue that waits for the piece.
-    failure: DeviceError,
-    /// The error that the source server receives; `None` if it did nothing wrong.
-    sender_error: Option<TokenError>,
-}
-
-impl PieceError {
-    /// An error that the source server caused.
-    fn from_sender(error: TokenError) -> Box<PieceError> {
-        Box::new(PieceError { failure: error.to_device_error(), sender_error: Some(error) })
-    }
-
-    /// An error of this server or its device.
-    fn local(failure: DeviceError) -> Box<PieceError> {
-        Box::new(PieceError { failure, sender_error: None })
     }
 }
 
@@ -209,39 +131,18 @@ enum NextWait {
 }
 
 impl ReceiverState {
-    /// Accepts the bytes of a piece: submits their upload if the device is ready, and buffers them otherwise. A closed receiver
-    /// drops them.
-    fn accept_piece(
-        &mut self,
-        shared: &ReceiverShared,
-        number: u64,
-        at: usize,
-        data: PeerWriteData<'_>,
-    ) -> Result<(), Box<PieceError>> {
-        if shared.is_closed() {
-            return Ok(());
-        }
-        let index = number.checked_sub(self.first_number).and_then(|index| usize::try_from(index).ok());
-        let Some(receive) = index.and_then(|index| self.receives.get_mut(index)) else {
-            return Err(PieceError::local(DeviceError::Bug(
-                "bytes arrived for a RECEIVE_FROM_PEER that is done".to_owned(),
-            )));
-        };
+    /// Accepts the next bytes for a token: submits their upload if the device is ready, and buffers them otherwise.
+    fn accept(&mut self, shared: &ReceiverShared, token: &TransferToken, data: &[u8]) -> Result<(), DeviceError> {
+        let Some(at) = self.receives.iter().position(|receive| receive.token == *token) else { return Ok(()) };
+        let receive = &mut self.receives[at];
         if Instant::now() >= receive.deadline {
-            return Err(Box::new(PieceError { failure: deadline_error(), sender_error: Some(TokenError::Unknown) }));
+            return Err(deadline_error());
         }
-        let (expected, have) = (receive.piece(at).map_err(PieceError::local)?.bytes(), data.len());
-        if have as u64 != expected {
-            return Err(PieceError::from_sender(TokenError::Length { expected, have }));
+        if at == 0 && receive.buffered.is_empty() && receive.ready.poll()? {
+            return receive.write(device_queue(&mut self.queue, shared)?, data);
         }
-        let ready =
-            index == Some(0) && receive.buffered.is_empty() && receive.ready.poll().map_err(PieceError::local)?;
-        if ready {
-            let queue = device_queue(&mut self.queue, shared).map_err(PieceError::local)?;
-            return receive.write(queue, at, data.bytes()).map_err(PieceError::local);
-        }
-        let buffered = data.into_buffered(&shared.budget, &shared.memory).map_err(PieceError::from_sender)?;
-        receive.buffered.push((at, buffered));
+        let SessionTransfers { budget, memory, .. } = &*shared.session;
+        receive.buffered.push(BufferedBytes::copy_from(data, budget, memory)?);
         Ok(())
     }
 
@@ -263,7 +164,6 @@ impl ReceiverState {
                     return Ok(NextWait::Device(written.clone()));
                 }
                 completed.extend(self.receives.pop_front().map(|done| done.completed));
-                self.first_number += 1;
                 continue;
             }
             if head.buffered.is_empty() {
@@ -277,8 +177,8 @@ impl ReceiverState {
                 return Ok(NextWait::Device(head.ready.clone()));
             }
             let queue = device_queue(&mut self.queue, shared)?;
-            for (at, buffered) in std::mem::take(&mut head.buffered) {
-                head.write(queue, at, &buffered.bytes)?;
+            for buffered in std::mem::take(&mut head.buffered) {
+                head.write(queue, &buffered.bytes)?;
             }
         }
     }
@@ -296,7 +196,7 @@ fn device_queue<'a>(
     let queue = match queue {
         Some(queue) => queue,
         none => {
-            let mut queue = shared.device.queue(&shared.budget)?;
+            let mut queue = shared.device.queue(&shared.session.budget)?;
             shared.set_aborter(queue.aborter())?;
             none.insert(queue)
         }
@@ -310,25 +210,26 @@ impl ReceiverShared {
         self.state.lock().unpoisoned()
     }
 
-    /// Appends a RECEIVE_FROM_PEER, and returns its number. `completed` is advanced to 1 when all bytes are written. Starts the
-    /// receiver's thread if necessary.
+    /// Appends a RECEIVE_FROM_PEER, of which `buffered` has arrived. `completed` is advanced to 1 when all bytes are written.
+    /// Starts the receiver's thread if necessary.
     ///
     /// # Errors
     /// The failure of the receiver if it is closed, or that the thread cannot be started: by the system, or by
-    /// the [`ThreadBudget`].
+    /// the budget of threads.
     pub(super) fn enqueue_receive(
         self: &Arc<Self>,
         ready: TimelinePoint,
         completed: Arc<Timeline>,
         region: Region,
-        tokens: &[TransferToken],
-    ) -> Result<u64, DeviceError> {
+        token: TransferToken,
+        buffered: Vec<BufferedBytes>,
+    ) -> Result<(), DeviceError> {
         let mut state = self.lock();
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
         if !state.thread_started {
-            let (shared, permit) = (Arc::clone(self), self.threads.reserve()?);
+            let (shared, permit) = (Arc::clone(self), self.session.threads.reserve()?);
             let started = std::thread::Builder::new().name("receiver".to_owned()).spawn(move || {
                 let _permit = permit;
                 shared.run_thread();
@@ -336,22 +237,42 @@ impl ReceiverShared {
             started.map_err(|e| DeviceError::thread_spawn_failed("for arriving bytes", &e))?;
             state.thread_started = true;
         }
-        let number = state.first_number + state.receives.len() as u64;
-        let (tokens, unwritten, deadline) = (tokens.to_vec(), tokens.len(), Instant::now() + self.timeout);
-        let receive = QueuedReceive {
-            region,
-            tokens,
-            ready,
-            completed,
-            buffered: Vec::new(),
-            unwritten,
-            written: None,
-            deadline,
-        };
+        let (submitted, deadline) = (0, Instant::now() + self.timeout);
+        let receive = QueuedReceive { region, token, ready, completed, buffered, submitted, written: None, deadline };
         state.receives.push_back(receive);
+        self.advance(state, Ok(()));
+        Ok(())
+    }
+
+    /// Accepts the next bytes for a token, which its transfer has checked. Never waits for a device. A closed receiver drops
+    /// them.
+    ///
+    /// # Errors
+    /// The token has expired.
+    pub(super) fn accept(&self, token: &TransferToken, data: &[u8]) -> Result<(), TokenError> {
+        let mut state = self.lock();
+        let accepted = if self.is_closed() { Ok(()) } else { state.accept(self, token, data) };
+        let expired = accepted == Err(deadline_error());
+        self.advance(state, accepted);
+        if expired { Err(TokenError::Unknown) } else { Ok(()) }
+    }
+
+    /// Writes buffered bytes as far as possible without waiting, and leaves further waits to the receiver's thread. After an
+    /// error, closes the receiver.
+    fn advance(&self, mut state: MutexGuard<'_, ReceiverState>, changed: Result<(), DeviceError>) {
+        let mut completed = Vec::new();
+        let next = changed.and_then(|()| state.advance(self, &mut completed));
         drop(state);
+        completed.iter().for_each(|completed| completed.advance(1));
+        match next {
+            Err(e) => self.fail(e),
+            Ok(NextWait::Device(_)) => {
+                self.lock_signal().device_wait = true;
+                self.changed.notify_one();
+            }
+            Ok(NextWait::Bytes(_)) => {}
+        }
         self.end_if_closed();
-        Ok(number)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -425,9 +346,9 @@ impl ReceiverShared {
         for receive in receives {
             // Before the deadline, a PEER_WRITE with one of these tokens is still legitimate: its bytes are dropped.
             if Instant::now() < receive.deadline {
-                self.table.abandon(&receive.tokens);
+                self.session.abandon(receive.token);
             } else {
-                self.table.remove_all(&receive.tokens);
+                self.session.table.remove(&receive.token);
             }
             receive.completed.fail(failure.clone());
         }
@@ -437,34 +358,10 @@ impl ReceiverShared {
         // Ignores poisoning: each change is a single assignment.
         self.signal.lock().unpoisoned()
     }
-}
-
-impl Destination for ReceiverShared {
-    fn accept_piece(&self, number: u64, at: usize, data: PeerWriteData<'_>) -> Result<(), TokenError> {
-        let mut completed = Vec::new();
-        let mut state = self.lock();
-        let accepted = state.accept_piece(self, number, at, data);
-        let next = match &accepted {
-            Ok(()) => state.advance(self, &mut completed),
-            Err(error) => Err(error.failure.clone()),
-        };
-        drop(state);
-        completed.iter().for_each(|completed| completed.advance(1));
-        match next {
-            Err(e) => self.fail(e),
-            Ok(NextWait::Device(_)) => {
-                self.lock_signal().device_wait = true;
-                self.changed.notify_one();
-            }
-            Ok(NextWait::Bytes(_)) => {}
-        }
-        self.end_if_closed();
-        accepted.or_else(|error| error.sender_error.map_or(Ok(()), Err))
-    }
 
     /// Closes the receiver, unless it is closed already. The queue that waits for its bytes fails with `failure`. Never waits
     /// for a device or for a thread that does.
-    fn fail(&self, failure: DeviceError) {
+    pub(super) fn fail(&self, failure: DeviceError) {
         let mut signal = self.lock_signal();
         if signal.closed.is_some() {
             return;

@@ -20,12 +20,12 @@ pub(crate) use config::{AllowedPeers, ClientTls, Credentials, Proof, ServerTls, 
 #[cfg(test)]
 pub(crate) use records::copies;
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::fmt;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use rustls::{AlertDescription, CertificateError, Error};
@@ -139,11 +139,6 @@ struct TlsSession {
     owes_update: AtomicBool,
     /// The client's key, at a server.
     client: Option<KeyName>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Poisoning is ignored: after a panic in rustls the connection fails with its next record.
-    mutex.lock().unpoisoned()
 }
 
 impl TlsTransport {

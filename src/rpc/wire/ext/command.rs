@@ -93,20 +93,20 @@ commands! {
     Load = 141, "LOAD", 4 + 24 + 20 + 32 + 8 + 32 + 4, Buffered;
     /// Requests transfer tokens.
     IssueTokens = 142, "ISSUE_TOKENS", 4, Fixed;
-    /// Assigns a destination to the bytes that peers send for tokens.
-    ReceiveFromPeer = 143, "RECEIVE_FROM_PEER", 4 + 24 + 4, Buffered;
-    /// Sends bytes to the server that issued tokens for them.
-    SendToPeer = 144, "SEND_TO_PEER", 4 + 24 + 4 + 4, Buffered;
+    /// Assigns a destination to the bytes that a peer sends for a token.
+    ReceiveFromPeer = 143, "RECEIVE_FROM_PEER", 4 + 24 + TRANSFER_TOKEN_BYTES as u64, Fixed;
+    /// Sends bytes to the server that issued a token for them.
+    SendToPeer = 144, "SEND_TO_PEER", 4 + 24 + TRANSFER_TOKEN_BYTES as u64 + 4, Buffered;
     /// Checks whether this server may and can connect to another server.
     ProbePeer = 145, "PROBE_PEER", 4, Buffered;
     /// Writes bytes for a token, from server to server.
-    PeerWrite = 146, "PEER_WRITE", TRANSFER_TOKEN_BYTES as u64, Extra(256 << 10);
+    PeerWrite = 146, "PEER_WRITE", TRANSFER_TOKEN_BYTES as u64 + 8, Extra(256 << 10);
     /// Heartbeat: checks that the server is alive, and queries its state.
     Ping = 147, "PING", 0, Fixed;
     /// Makes a queue a rank of a group for collectives.
     JoinGroup = 148, "JOIN_GROUP", 4 + 4 + GROUP_SECRET_BYTES as u64 + 4 + 8, Buffered;
     /// Binds a connection between two servers to a group, of which the sender has ranks.
-    AttachGroup = 149, "ATTACH_GROUP", GROUP_SECRET_BYTES as u64 + 8 + 4, Fixed;
+    AttachGroup = 149, "ATTACH_GROUP", GROUP_SECRET_BYTES as u64 + 4 + 4, Fixed;
     /// Publishes a part of a collective, from server to server.
     PublishPart = 150, "PUBLISH_PART", 4 + 8 + 4 + 4 + 20 + 4 + 8, Streamed;
     /// Reports that a group has failed, from server to server.

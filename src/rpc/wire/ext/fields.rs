@@ -8,7 +8,7 @@ use super::command::{GROUP_SECRET_BYTES, TRANSFER_TOKEN_BYTES};
 use super::{text, text_size, write_text};
 use crate::tensor::{ByteRuns, ByteRunsError};
 
-/// A transfer token: 16 random bytes that entitle another server to one PEER_WRITE into memory of the session that issued it.
+/// A transfer token: 16 random bytes that entitle another server to write one region of the session that issued it.
 pub type TransferToken = [u8; TRANSFER_TOKEN_BYTES];
 
 /// The secret of a group: 16 random bytes, which authorise a server to attach to the group.
@@ -128,10 +128,6 @@ impl<'a> BufferSpans<'a> {
     }
 }
 
-/// A list of transfer tokens, one for each 256 KiB of a span, borrowed from the encoded message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransferTokenList<'a>(pub &'a [TransferToken]);
-
 /// The addresses of the servers of a group's ranks, by rank, borrowed from the encoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankAddresses<'a>(&'a [u8]);
@@ -233,22 +229,6 @@ impl<'a> MessageField<'a> for RankAddresses<'a> {
 
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.0);
-    }
-}
-
-impl<'a> MessageField<'a> for TransferTokenList<'a> {
-    fn decode(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
-        let count = r.u32(what)?;
-        Ok(TransferTokenList(r.arrays(what, count)?))
-    }
-
-    fn encoded_len(&self) -> u64 {
-        4 + self.0.as_flattened().len() as u64
-    }
-
-    fn encode(&self, out: &mut Vec<u8>) {
-        (self.0.len() as u32).write(out); // a buffer has fewer than 2^32 pieces of 256 KiB
-        out.extend_from_slice(self.0.as_flattened());
     }
 }
 

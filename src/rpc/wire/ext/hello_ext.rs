@@ -5,7 +5,7 @@ use super::{text, write_text};
 
 /// Revision of the extensions in this crate. With a server of another revision the client uses ggml's protocol, in the
 /// version that the server answered.
-pub const REVISION: u8 = 6;
+pub const REVISION: u8 = 7;
 
 /// State of a server: whether it accepts new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

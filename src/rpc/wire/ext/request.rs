@@ -5,16 +5,14 @@ use super::super::command::Limits;
 use super::super::graph::GraphCompute;
 use super::super::request::Body;
 use super::command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
-use super::fields::{
-    BufferSpan, BufferSpans, GroupSecret, MessageField, RankAddresses, TensorShape, TransferToken, TransferTokenList,
-};
+use super::fields::{BufferSpan, BufferSpans, GroupSecret, MessageField, RankAddresses, TensorShape, TransferToken};
 use crate::tensor::ByteRuns;
 
 /// Length in bytes of a WRITE before its data.
 pub const WRITE_HEAD: usize = 4 + 24 + 20;
 
 /// Length in bytes of a PEER_WRITE before its data.
-pub const PEER_WRITE_HEAD: usize = TRANSFER_TOKEN_BYTES;
+pub const PEER_WRITE_HEAD: usize = TRANSFER_TOKEN_BYTES + 8;
 
 /// Length in bytes of a PUBLISH_PART before its data.
 pub const PUBLISH_PART_HEAD: usize = 4 + 8 + 4 + 4 + 20 + 4 + 8;
@@ -137,6 +135,17 @@ fixed! {
         count: u32,
     }
 
+    /// Assigns a destination to the bytes that another server sends with PEER_WRITE. Later work of the queue waits for them. No
+    /// reply.
+    ReceiveFromPeer {
+        /// Queue, on the device of the buffer.
+        queue: u32,
+        /// Destination.
+        span: BufferSpan,
+        /// A token that was issued to this session.
+        token: TransferToken,
+    }
+
     /// Checks that the server is alive. Reply: [`super::ExtResponse::Ping`].
     Ping {}
 
@@ -148,8 +157,8 @@ fixed! {
     AttachGroup {
         /// Secret of the group.
         secret: GroupSecret,
-        /// The sender's ranks, as a bit set.
-        ranks: u64,
+        /// The first of the sender's ranks.
+        from: u32,
         /// The first of the receiver's ranks.
         to: u32,
     }
@@ -246,25 +255,14 @@ variable! {
         name: &'a str,
     }
 
-    /// Assigns a destination to the bytes that other servers send with PEER_WRITE. Later work of the queue waits for them. No
-    /// reply.
-    ReceiveFromPeer<'a> {
-        /// Queue, on the device of the buffer.
-        queue: u32,
-        /// Destination.
-        span: BufferSpan,
-        /// Tokens that were issued to this session, one for each 256 KiB of the span.
-        tokens: TransferTokenList<'a>,
-    }
-
     /// Reads a span and sends it to another server, in PEER_WRITE requests. No reply.
     SendToPeer<'a> {
         /// Queue, on the device of the buffer.
         queue: u32,
         /// Source.
         span: BufferSpan,
-        /// Tokens from the destination server, one for each 256 KiB of the span.
-        tokens: TransferTokenList<'a>,
+        /// A token from the destination server.
+        token: TransferToken,
         /// Address of the destination server, `host:port`.
         address: &'a str,
     }
@@ -305,8 +303,10 @@ variable! {
     /// Writes bytes into the memory of another session, which the token entitles the sender to. Sent by one server to another.
     /// No reply.
     PeerWrite<'a> {
-        /// The token; valid for one PEER_WRITE.
+        /// The token; valid for the bytes of one RECEIVE_FROM_PEER.
         token: TransferToken,
+        /// Offset of the bytes in the transfer.
+        at: u64,
         /// The bytes.
         data: &'a [u8],
     }
@@ -365,7 +365,7 @@ macro_rules! requests {
 requests! {
     HelloExt = HelloExt OpenQueue = OpenQueue CloseQueue = CloseQueue PrepareGraph<'a> = PrepareGraph RunGraph = RunGraph
     WriteHead = Write ReadSpans<'a> = Read Fill = Fill CopySpan = Copy Mark = Mark Wait = Wait NotifyReached = NotifyReached
-    SupportsOp<'a> = SupportsOp Load<'a> = Load IssueTokens = IssueTokens ReceiveFromPeer<'a> = ReceiveFromPeer
+    SupportsOp<'a> = SupportsOp Load<'a> = Load IssueTokens = IssueTokens ReceiveFromPeer = ReceiveFromPeer
     SendToPeer<'a> = SendToPeer ProbePeer<'a> = ProbePeer PeerWrite<'a> = PeerWrite Ping = Ping
     JoinGroup<'a> = JoinGroup AttachGroup = AttachGroup PublishPartHead = PublishPart FailGroup<'a> = FailGroup
     Status = Status

@@ -2,7 +2,7 @@
 
 use super::super::codec::{Field, Reader, WireError};
 use super::command::ExtCommand;
-use super::fields::{MessageField, TransferTokenList};
+use super::fields::TransferToken;
 use super::hello_ext::{HelloExtReply, ServerState};
 use super::{DeviceFault, text, write_text};
 
@@ -18,7 +18,7 @@ pub enum ExtResponse<'a> {
     /// Reply to LOAD: whether a tensor with the digest was found.
     Load(bool),
     /// Reply to ISSUE_TOKENS: the tokens.
-    IssueTokens(TransferTokenList<'a>),
+    IssueTokens(&'a [TransferToken]),
     /// Reply to PROBE_PEER. `Err`: why the server does not reach the peer.
     ProbePeer(Result<(), &'a str>),
     /// Reply to ATTACH_GROUP. `Err`: why the connection is not bound to the group.
@@ -48,7 +48,7 @@ impl<'a> ExtResponse<'a> {
             ExtCommand::Load => ExtResponse::Load(Field::read(&mut r, "found")?),
             ExtCommand::IssueTokens => {
                 let count = r.u32("tokens")?;
-                ExtResponse::IssueTokens(TransferTokenList(r.arrays("tokens", count)?))
+                ExtResponse::IssueTokens(r.arrays("tokens", count)?)
             }
             ExtCommand::ProbePeer => ExtResponse::ProbePeer(read_success(&mut r, "reachable")?),
             ExtCommand::AttachGroup => ExtResponse::AttachGroup(read_success(&mut r, "attached")?),
@@ -71,7 +71,10 @@ impl<'a> ExtResponse<'a> {
                 fault.write(out);
             }
             ExtResponse::Load(found) => found.write(out),
-            ExtResponse::IssueTokens(tokens) => tokens.encode(out),
+            ExtResponse::IssueTokens(tokens) => {
+                (tokens.len() as u32).write(out); // a request is for few
+                out.extend_from_slice(tokens.as_flattened());
+            }
             ExtResponse::ProbePeer(success) | ExtResponse::AttachGroup(success) => {
                 success.is_ok().write(out);
                 write_text(success.err().unwrap_or_default(), out);

@@ -10,7 +10,7 @@ use super::inputs::{LIMITS, RequestBuffers, mutate};
 /// Data that messages of the extensions borrow, besides a [`RequestBuffers`].
 struct ExtRequestBuffers {
     spans: Vec<[u8; 24]>,
-    tickets: Vec<TransferToken>,
+    tokens: Vec<TransferToken>,
     text: String,
     addresses: Vec<u8>,
 }
@@ -19,7 +19,7 @@ impl ExtRequestBuffers {
     fn new(rng: &mut Rng, n: usize) -> ExtRequestBuffers {
         ExtRequestBuffers {
             spans: (0..n).map(|_| BufferSpans::encode(&span(rng))).collect(),
-            tickets: (0..n).map(|_| std::array::from_fn(|_| rng.u8(..))).collect(),
+            tokens: (0..n).map(|_| std::array::from_fn(|_| rng.u8(..))).collect(),
             addresses: RankAddresses::encode((0..n).map(|i| ["", "a:1", "gpu-2:50052"][i % 3])),
             text: (0..n).map(|_| ['a', '0', 'é', '/', '東'][rng.usize(0..5)]).collect(),
         }
@@ -57,7 +57,7 @@ fn request<'a>(
 ) -> ExtRequest<'a> {
     let (queue, device, number, span) = (rng.u32(..), rng.u32(..), rng.u64(..), span(rng));
     let graph = GraphCompute::new(device, &buffers.nodes, &buffers.tensors).expect("few enough");
-    let (tickets, text) = (TransferTokenList(&ext_buffers.tickets), ext_buffers.text.as_str());
+    let (token, text) = (std::array::from_fn(|_| rng.u8(..)), ext_buffers.text.as_str());
     match command {
         ExtCommand::HelloExt => ExtRequest::HelloExt(HelloExt { revision: rng.u32(..) }),
         ExtCommand::OpenQueue => ExtRequest::OpenQueue(OpenQueue { queue, device }),
@@ -87,13 +87,10 @@ fn request<'a>(
             })
         }
         ExtCommand::IssueTokens => ExtRequest::IssueTokens(IssueTokens { count: rng.u32(..) }),
-        ExtCommand::ReceiveFromPeer => ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, tokens: tickets }),
-        ExtCommand::SendToPeer => ExtRequest::SendToPeer(SendToPeer { queue, span, tokens: tickets, address: text }),
+        ExtCommand::ReceiveFromPeer => ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, token }),
+        ExtCommand::SendToPeer => ExtRequest::SendToPeer(SendToPeer { queue, span, token, address: text }),
         ExtCommand::ProbePeer => ExtRequest::ProbePeer(ProbePeer { address: text }),
-        ExtCommand::PeerWrite => {
-            let ticket = std::array::from_fn(|_| rng.u8(..));
-            ExtRequest::PeerWrite(PeerWrite { token: ticket, data: &buffers.data })
-        }
+        ExtCommand::PeerWrite => ExtRequest::PeerWrite(PeerWrite { token, at: number, data: &buffers.data }),
         ExtCommand::Ping => ExtRequest::Ping(Ping {}),
         ExtCommand::Status => ExtRequest::Status(Status {}),
         ExtCommand::JoinGroup => {
@@ -109,7 +106,7 @@ fn request<'a>(
         }
         ExtCommand::AttachGroup => {
             let secret = std::array::from_fn(|_| rng.u8(..));
-            ExtRequest::AttachGroup(AttachGroup { secret, ranks: rng.u64(..), to: rng.u32(..) })
+            ExtRequest::AttachGroup(AttachGroup { secret, from: rng.u32(..), to: rng.u32(..) })
         }
         ExtCommand::PublishPart => ExtRequest::PublishPartHead(PublishPartHead {
             rank: rng.u32(..),
@@ -185,7 +182,7 @@ fn responses<'a>(rng: &mut Rng, ext_buffers: &'a ExtRequestBuffers) -> Vec<(ExtC
         (ExtCommand::HelloExt, ExtResponse::HelloExt(reply)),
         (ExtCommand::SupportsOp, ExtResponse::SupportsOp(support)),
         (ExtCommand::Load, ExtResponse::Load(rng.bool())),
-        (ExtCommand::IssueTokens, ExtResponse::IssueTokens(TransferTokenList(&ext_buffers.tickets))),
+        (ExtCommand::IssueTokens, ExtResponse::IssueTokens(&ext_buffers.tokens)),
         (ExtCommand::ProbePeer, ExtResponse::ProbePeer(reach)),
         (ExtCommand::AttachGroup, ExtResponse::AttachGroup(reach)),
         (ExtCommand::Ping, ExtResponse::Ping(state(rng), rng.u32(..))),
@@ -335,10 +332,10 @@ fn sizes_are_checked_before_a_body_is_read() {
         (ExtCommand::Write, u64::MAX, too_large("WRITE", u64::MAX, isize::MAX as u64)),
         (ExtCommand::PublishPart, 51, truncated("PUBLISH_PART", 52, 51)),
         (ExtCommand::PublishPart, 1 << 40, Ok(1 << 40)),
-        (ExtCommand::AttachGroup, 29, too_large("ATTACH_GROUP", 29, 28)),
+        (ExtCommand::AttachGroup, 25, too_large("ATTACH_GROUP", 25, 24)),
         (ExtCommand::FailGroup, 4105, too_large("FAIL_GROUP", 4105, 4104)),
-        (ExtCommand::PeerWrite, (256 << 10) + 16, Ok((256 << 10) + 16)),
-        (ExtCommand::PeerWrite, (256 << 10) + 17, too_large("PEER_WRITE", (256 << 10) + 17, (256 << 10) + 16)),
+        (ExtCommand::PeerWrite, (256 << 10) + 24, Ok((256 << 10) + 24)),
+        (ExtCommand::PeerWrite, (256 << 10) + 25, too_large("PEER_WRITE", (256 << 10) + 25, (256 << 10) + 24)),
     ] {
         assert_eq!(ExtHeader { command, size }.body_len(&LIMITS), want, "{command} {size}");
     }
@@ -353,11 +350,6 @@ fn counts_allocate_no_memory() {
     let list = |what: &'static str, need| WireError::Truncated { what, need: need * u64::from(u32::MAX), have: 4 };
     let tokens = [&huge[..], &[0; 4]].concat();
     assert_eq!(ExtResponse::decode(ExtCommand::IssueTokens, &tokens), Err(list("tokens", TRANSFER_TOKEN_BYTES as u64)));
-    let receive = [&[0; 28][..], &tokens].concat();
-    assert_eq!(
-        ExtRequest::decode(ExtCommand::ReceiveFromPeer, &receive, &LIMITS),
-        Err(list("tokens", TRANSFER_TOKEN_BYTES as u64))
-    );
     assert_eq!(ExtResponse::decode(ExtCommand::ProbePeer, &[&[1][..], &tokens].concat()), Err(list("reason", 1)));
     // Counts of 2^32 - 1 elements: decoding ends at the first missing one.
     let server = [0; 4 + 8 + 8 + 4 + 2 + 4];
@@ -414,7 +406,7 @@ fn the_offer_is_one_byte() {
         assert!(offer.is_none_or(|offer| offer.to_byte() == byte));
     }
     let ready = ExtensionOffer { revision: REVISION, state: ServerState::Ready };
-    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (6, 0x26));
+    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (7, 0x27));
 }
 
 /// An accepted message encodes to the same bytes.

@@ -72,7 +72,7 @@ impl RandomGraph {
             dtype: DType::F32 as u32,
             ne: [8, 8, 1, 1],
             nb: [4, row_stride, 8 * row_stride, 8 * row_stride],
-            op: op.map_or(OpCode::None, Op::code) as u32,
+            op: op.map_or(OpCode::None, |op| op.code()) as u32,
             params: op.map_or([0; 16], |op| op.encode().0),
             flags: 16,
             srcs: all,

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::net::Ipv4Addr;
 
 use super::*;
+use crate::device::MemoryBudget;
 use crate::rpc::transport::{Receiver, Sender};
 
 /// Longer than any test.
@@ -179,41 +180,29 @@ fn the_second_client_of_an_address_is_refused() {
     }
 }
 
-/// A thread that still resolves a name counts for its session and for the server.
+/// The thread that dials counts against a limit until it ends.
 #[test]
-fn dialling_waits_for_a_permit_within_its_deadline() {
-    let (rendezvous, session, list) = (Rendezvous::default(), SessionDials::default(), allowlist("127.0.0.0/8:*"));
+fn dialling_keeps_its_permit_until_the_thread_ends() {
+    let (threads, list) = (MemoryBudget::new(1), allowlist("127.0.0.0/8:*"));
     let (listener, at) = listener(6);
-    let request = rank_1(at);
-    let acquire = |session: &SessionDials| DialPermit::acquire(session, &rendezvous.dialling).unwrap();
-    let others: Vec<_> = (0..MAX_DIALLING).map(|_| SessionDials::default()).collect();
-    for of_this_session in [true, false] {
-        let in_use: Vec<_> =
-            if of_this_session { vec![acquire(&session)] } else { others.iter().map(acquire).collect() };
-        let dial = |dial, hung_up: &dyn Fn() -> bool| {
-            rendezvous.dial(&request, &session, &list, timeouts(LONG, dial, SHORT), hung_up).err().unwrap()
-        };
-        assert!(dial(SHORT, &|| false).to_string().contains("are still being dialled"));
-        assert!(matches!(dial(LONG, &|| true), RendezvousError::ClientHungUp));
-        // Released while it waits: it then dials. The listener does not answer.
-        let in_use = RefCell::new(in_use);
-        let error = dial(LONG, &|| {
-            in_use.borrow_mut().clear();
-            false
-        });
-        assert!(matches!(error, RendezvousError::NotEstablished(_)), "{error}");
+    let permit = threads.reserve(1).unwrap();
+    // The listener does not answer.
+    let error = dial(&rank_1(at), permit, &list, timeouts(LONG, LONG, SHORT), &|| false).err().unwrap();
+    assert!(matches!(error, RendezvousError::NotEstablished(_)), "{error}");
+    while threads.used() > 0 {
+        std::thread::yield_now();
     }
     let accept = || listener.accept(&Deadline::after(Duration::ZERO)).unwrap();
-    assert_eq!(std::iter::from_fn(accept).count(), 2, "dialled once each");
+    assert_eq!(std::iter::from_fn(accept).count(), 1, "dialled once");
 }
 
 /// A service that greets its clients is no rank 0, and no port of a system service is dialled.
 #[test]
 fn rank_1_requires_the_capabilities_of_plain_tcp() {
-    let (rendezvous, list) = (Rendezvous::default(), allowlist("127.0.0.0/8:*"));
+    let (threads, list) = (MemoryBudget::new(9), allowlist("127.0.0.0/8:*"));
     let (listener, at) = listener(7);
     let dial = |request: &LinkRequest| {
-        rendezvous.dial(request, &SessionDials::default(), &list, timeouts(LONG, LONG, LONG), &|| false)
+        super::dial(request, threads.reserve(1).unwrap(), &list, timeouts(LONG, LONG, LONG), &|| false)
     };
     for (caps, accepted) in [(*b"SSH-2.0-OpenSSH_9.2p1 De", false), ([0; 24], true)] {
         std::thread::scope(|scope| {
@@ -245,7 +234,8 @@ fn a_server_with_keys_neither_listens_nor_dials_beyond_loopback() {
         let list = PeerAllowlist::resolve(&[peer.parse().unwrap()], Some(Proof::Key(credentials.clone()))).unwrap();
         let timeouts = timeouts(SHORT, SHORT, SHORT);
         let listened = rendezvous.accept(&rank_0(at), at, &list, timeouts, &|| false).err().unwrap();
-        let dialled = rendezvous.dial(&rank_1(at), &SessionDials::default(), &list, timeouts, &|| false).err().unwrap();
+        let dialled =
+            dial(&rank_1(at), MemoryBudget::new(1).reserve(1).unwrap(), &list, timeouts, &|| false).err().unwrap();
         for error in [listened, dialled] {
             assert_eq!(error.to_string().contains("=plain-collectives"), !is_consent, "{peer}: {error}");
         }
