@@ -201,11 +201,7 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_queues as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_queues: u32,
 
-    /// Maximum number of buffers above 256 KiB on CPU devices, of which one key or address may have a quarter.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_large_buffers as u32, value_parser = clap::value_parser!(u32).range(1..))]
-    max_large_buffers: u32,
-
-    /// Maximum number of threads for transfers, tensor groups and collectives between servers, of which one key or address may have a quarter.
+    /// Maximum number of threads for transfers and tensor groups between servers, of which one key or address may have a quarter.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_transfer_threads as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_transfer_threads: u32,
 
@@ -465,7 +461,6 @@ fn configuration(args: &Args) -> Config {
         .with_max_memory_per_address(args.max_memory_per_address)
         .with_max_host_memory(args.max_host_memory.unwrap_or(Config::default().max_host_memory))
         .with_max_queues(count(args.max_queues))
-        .with_max_large_buffers(count(args.max_large_buffers))
         .with_max_transfer_threads(count(args.max_transfer_threads))
         .with_max_graph_memory(args.max_graph_memory)
         .with_limits(Config::limits(args.max_nodes, args.max_message))

@@ -25,7 +25,7 @@ const LITTLE_MEMORY: u64 = 2 << 30;
 /// Threads of a server with many clients: two for each connection, one for each queue, and those of devices.
 const THREADS: u64 = 4096;
 
-/// Mappings of a server with the default of --max-large-buffers, and those of its libraries and threads.
+/// Mappings of the memory of a server's CPU devices, and those of its libraries and threads.
 const MAPPINGS: u64 = 4096 + 3 * THREADS;
 
 /// Seconds from 1970 to 2026: this program did not exist before.
@@ -208,7 +208,7 @@ fn mappings(count: &str) -> Option<Finding> {
     let count: u64 = count.trim().parse().ok()?;
     Some(if count < MAPPINGS {
         let message = format!("at most {count} of a process: too few for 4096 large buffers and many threads");
-        Finding::warning("memory mappings", message, "sudo sysctl vm.max_map_count=65530, or lower --max-large-buffers")
+        Finding::warning("memory mappings", message, "sudo sysctl vm.max_map_count=65530")
     } else {
         Finding::ok("memory mappings", format!("up to {count}"))
     })

@@ -14,9 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Largest transfer in bytes that needs no turn inline: it takes a microsecond, less than the client's request.
-const MAX_FREE_BYTES: u64 = 16 << 10;
-
 /// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
 const MAX_SHORT_BYTES: u64 = 4 << 20;
 
@@ -54,7 +51,7 @@ impl Command for CpuCommand {
             CpuCommand::Download { src: region, .. }
             | CpuCommand::Fill { dst: region, .. }
             | CpuCommand::Copy { dst: region, .. } => region.bytes() <= MAX_SHORT_BYTES,
-            CpuCommand::Run { program, .. } => is_small(program),
+            CpuCommand::Run { program, .. } => cpu_program(program).is_ok_and(CpuProgram::is_small),
         };
         if is_short { Lane::Short } else { Lane::Long }
     }
@@ -74,24 +71,12 @@ impl CpuCommand {
     }
 }
 
-/// Whether a program takes about a millisecond at most.
-pub(super) fn is_small(program: &Program) -> bool {
-    program.compiled::<CpuProgram>().is_some_and(CpuProgram::is_small)
+pub(super) fn cpu_program(program: &Program) -> Result<&CpuProgram, DeviceError> {
+    program.compiled().ok_or(DeviceError::Misuse("the program was compiled for another kind of device"))
 }
 
 fn reached(point: &TimelinePoint) -> bool {
     point.poll() == Ok(true)
-}
-
-pub(super) fn cpu_memory(region: &Region) -> Result<&CpuMemory, DeviceError> {
-    region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
-}
-
-/// As [`cpu_memory`], for a region that is to be written.
-pub(super) fn writable_memory(region: &Region) -> Result<&CpuMemory, DeviceError> {
-    let memory = cpu_memory(region)?;
-    memory.check_writable()?;
-    Ok(memory)
 }
 
 /// Scratch memory of a queue. It grows to the largest need of its programs and is charged to the queue's budget.
@@ -114,8 +99,8 @@ impl QueueScratch {
 
 /// Runs the commands of one queue. Dropping it, also by a panic, fails the timeline, so that waiting threads wake up.
 pub(super) struct CpuExecutor {
-    device: Arc<CpuDevice>,
-    budget: Arc<MemoryBudget>,
+    pub(super) device: Arc<CpuDevice>,
+    pub(super) budget: Arc<MemoryBudget>,
     timeline: Arc<Timeline>,
     abort: Arc<AtomicBool>,
     /// Scratch of the workers, one part each.
@@ -137,7 +122,7 @@ impl Executor for CpuExecutor {
             (Some(_), _) => {}
             (None, command) => match self.try_execute(command, turn) {
                 Ok(outcome) => return outcome,
-                Err(error) => self.fail(error),
+                Err(error) => _ = self.fail(error),
             },
         }
         CommandOutcome::Done
@@ -156,33 +141,11 @@ impl CpuExecutor {
         CpuExecutor { device, budget, timeline, abort, locals, shared, run_time, groups }
     }
 
-    /// Fails the queue's timeline and the groups that the queue has joined. The first failure of each stays.
-    pub(super) fn fail(&self, error: DeviceError) {
+    /// Fails the queue's timeline and the groups that the queue has joined. The first failure of each stays. Returns the error.
+    pub(super) fn fail(&self, error: DeviceError) -> DeviceError {
         self.groups.fail(&error);
-        self.timeline.fail(error);
-    }
-
-    /// Records an error of `work` in the timeline, which stays failed from then on.
-    pub(super) fn record_failure<T>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        work(self).inspect_err(|error| self.fail(error.clone()))
-    }
-
-    /// A turn for the submitting thread, which waits for it.
-    pub(super) fn begin(&self, lane: Lane) -> Turn {
-        self.device.queue_threads.begin(lane, &self.budget)
-    }
-
-    /// As `try_begin` in the short lane, for a transfer of `bytes` bytes, which may need no turn.
-    pub(super) fn try_begin_transfer(&self, bytes: u64) -> Option<Option<Turn>> {
-        if bytes <= MAX_FREE_BYTES { Some(None) } else { self.try_begin(Lane::Short).map(Some) }
-    }
-
-    /// A turn for the submitting thread. `None`: others wait for the device.
-    pub(super) fn try_begin(&self, lane: Lane) -> Option<Turn> {
-        self.device.queue_threads.try_begin(lane, &self.budget)
+        self.timeline.fail(error.clone());
+        error
     }
 
     /// Runs a command on the submitting thread. Returns it if the threads have to run it, or the rest of it.
@@ -198,7 +161,8 @@ impl CpuExecutor {
                 None
             }
             command => {
-                let Some(turn) = self.try_begin(Lane::Short) else { return Some(command) };
+                let turn = self.device.queue_threads.try_begin(Lane::Short, &self.budget);
+                let Some(turn) = turn else { return Some(command) };
                 match self.execute(command, &turn) {
                     CommandOutcome::Done => None,
                     CommandOutcome::AwaitPoint(_, command)
@@ -228,27 +192,27 @@ impl CpuExecutor {
         let mut may_go_on = turn.lane() == Lane::Long;
         let done = match &mut command {
             CpuCommand::Upload { dst, bytes } => {
-                cpu_memory(dst)?.write(dst.offset() as usize, bytes, locking)?.is_some()
+                CpuMemory::of(dst)?.write(dst.offset() as usize, bytes, locking)?.is_some()
             }
             CpuCommand::Download { src, read, .. } => {
                 let (before, at, bytes) = (read.len(), src.offset() as usize, src.bytes() as usize);
-                let done = cpu_memory(src)?.read(at, bytes, read, locking)?;
+                let done = CpuMemory::of(src)?.read(at, bytes, read, locking)?;
                 may_go_on |= read.len() > before;
                 done
             }
             CpuCommand::Fill { dst, value, done } => {
                 let (at, bytes) = (dst.offset() as usize, dst.bytes() as usize);
-                *done = cpu_memory(dst)?.fill(at, bytes, *done, *value, locking)?;
+                *done = CpuMemory::of(dst)?.fill(at, bytes, *done, *value, locking)?;
                 *done == bytes
             }
             CpuCommand::Copy { src, dst, done, .. } => {
                 let (to, from, bytes) = (dst.offset() as usize, src.offset() as usize, src.bytes() as usize);
-                *done = cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, bytes, *done, locking)?;
+                *done = CpuMemory::of(dst)?.copy_from(to, CpuMemory::of(src)?, from, bytes, *done, locking)?;
                 *done == bytes
             }
             CpuCommand::Run { program, bindings, position } => {
                 let limits = RunLimits { pause: &pause, locking, polls_at_first_collective: true };
-                match self.run(program, bindings, *position, limits)? {
+                match self.run(cpu_program(program)?, bindings, *position, limits)? {
                     RunOutcome::Done => true,
                     RunOutcome::Paused(next) => {
                         may_go_on |= next != *position;
@@ -282,14 +246,11 @@ impl CpuExecutor {
     /// Runs a program from a position on, within `limits`.
     pub(super) fn run(
         &mut self,
-        program: &Program,
+        code: &CpuProgram,
         bindings: &[Region],
         position: RunPosition,
         limits: RunLimits<'_>,
     ) -> Result<RunOutcome, DeviceError> {
-        let code = program
-            .compiled::<CpuProgram>()
-            .ok_or(DeviceError::Misuse("the program was compiled for another kind of device"))?;
         if let Some(member) = self.awaited_rank(code, position)? {
             while !member.poll_briefly(|| (limits.pause)())? {
                 if let Some(point) = member.await_point() {

@@ -6,7 +6,7 @@ use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Lo
 use super::memory::{BLOCK, HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, StepProgress, Team, run_team};
+use super::pool::{KernelContext, Member, Pool, StepProgress, Team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
@@ -225,16 +225,10 @@ impl CpuProgram {
         Ok((locals, self.shared))
     }
 
-    /// Whether the program can run on these bindings, one for each slot and each as large as its slot.
+    /// Whether the program can write to the memories of these bindings, one for each slot.
     pub(super) fn check_bindings(&self, bindings: &[Region]) -> Result<(), DeviceError> {
-        for (region, written) in bindings.iter().zip(&self.written) {
-            if let Some(memory) = region.buffer().memory::<CpuMemory>()
-                && !written.is_empty()
-            {
-                memory.check_writable()?;
-            }
-        }
-        Ok(())
+        let written = bindings.iter().zip(&self.written).filter(|(_, written)| !written.is_empty());
+        written.map(|(region, _)| CpuMemory::writable(region)).try_for_each(|memory| memory.map(drop))
     }
 
     /// Prefaults the memory that the nodes write, where it is new, until `abort` is set. The thread that submits a run calls this,
@@ -281,7 +275,7 @@ impl CpuProgram {
             groups,
         };
         let paused_at = AtomicUsize::new(self.steps.len());
-        run_team(pool, !self.is_small(), &team, &locals, position.step, &|member, first, local| {
+        pool.run_team(!self.is_small(), &team, &locals, position.step, &|member, first, local| {
             if let Some(step) = self.run_steps(member, first, local, &run)
                 && member.is_leader()
             {

@@ -6,14 +6,14 @@
 //! uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::executor::{CpuCommand, CpuExecutor, RunOutcome, cpu_memory, is_small, writable_memory};
+use super::executor::{CpuCommand, CpuExecutor, RunOutcome, cpu_program};
 use super::joined_groups::NOT_JOINED;
-use super::layout::{Locking, PieceSource};
+use super::layout::{CpuMemory, Locking, PieceSource};
 use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
     Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, Lane, Membership, MemoryBudget,
-    PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, Timeline,
-    TimelinePoint, UploadSource, check_copy,
+    PendingRead, Prefault, Program, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, Turn,
+    UploadSource, check_copy,
 };
 use crate::tensor::TensorDesc;
 use std::collections::BTreeSet;
@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 /// Largest transfer in bytes that runs inline on the submitting thread. A larger upload waits for earlier commands and is then
 /// written in place; a smaller one is copied into its command.
 pub(super) const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
+
+/// Largest transfer in bytes that needs no turn inline: it takes a microsecond, less than the client's request.
+const MAX_FREE_BYTES: u64 = 16 << 10;
 
 /// Limit of the group numbers that a queue has joined, including those of groups that have failed.
 const MAX_JOINED_GROUPS: usize = 64;
@@ -67,23 +70,24 @@ impl CpuQueue {
     }
 
     /// The executor, if all submitted commands have completed.
-    fn idle_executor(&mut self) -> Option<&mut CpuExecutor> {
+    ///
+    /// # Errors
+    /// The queue's failure.
+    fn idle_executor(&mut self) -> Result<Option<&mut CpuExecutor>, DeviceError> {
+        self.check_failure()?;
         if self.executor.is_none() {
             self.executor = self.channel.take_executor_if_idle();
         }
-        self.executor.as_deref_mut()
+        Ok(self.executor.as_deref_mut())
     }
 
     /// Runs a command inline if it is small, no command is pending and nobody waits for the device; sends it to the device's
     /// threads otherwise.
     fn submit(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
-        self.check_failure()?;
-        let mut unfinished = Some(command);
-        if unfinished.as_ref().is_some_and(CpuCommand::runs_inline)
-            && let Some(executor) = self.idle_executor()
-        {
-            unfinished = unfinished.and_then(|command| executor.execute_inline(command));
-        }
+        let unfinished = match self.idle_executor()? {
+            Some(executor) if command.runs_inline() => executor.execute_inline(command),
+            _ => Some(command),
+        };
         match unfinished {
             Some(command) => self.send(command),
             None => self.check_failure(),
@@ -108,30 +112,16 @@ impl CpuQueue {
         Ok(())
     }
 
-    fn check_bindings(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
-        let wrong_device = DeviceError::Misuse("the program was compiled for another kind of device");
-        let compiled = program.compiled::<CpuProgram>().ok_or(wrong_device)?;
+    /// The compiled program, which can run on these bindings.
+    fn check_bindings<'p>(&self, program: &'p Program, bindings: &[Region]) -> Result<&'p CpuProgram, DeviceError> {
+        let compiled = cpu_program(program)?;
         program.check_bindings(bindings)?;
         if !compiled.groups().iter().all(|group| self.joined.contains(group)) {
             return Err(NOT_JOINED);
         }
         compiled.check_bindings(bindings)?;
         compiled.populate(bindings, &self.abort);
-        Ok(())
-    }
-
-    /// Writes a small region: inline if the queue is idle and the region needs no conversion, otherwise as a command with a copy
-    /// of the bytes.
-    fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
-        if let Some(executor) = self.idle_executor()
-            && let Some(_turn) = executor.try_begin_transfer(dst.bytes())
-        {
-            let write = |_: &mut _| cpu_memory(&dst)?.write(dst.offset() as usize, bytes, Locking::Try);
-            if executor.record_failure(write)?.is_some() {
-                return Ok(());
-            }
-        }
-        self.submit(CpuCommand::Upload { dst, bytes: bytes.to_vec() })
+        Ok(compiled)
     }
 
     /// Waits for all submitted commands, then writes a region in place, piece by piece.
@@ -144,28 +134,47 @@ impl CpuQueue {
         self.mark().wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
         let begin_turn = |lane| self.device.queue_threads.begin(lane, &self.budget);
         let tensor = tensor.filter(|tensor| self.device.packs_on_upload(tensor));
-        cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, &begin_turn, fill)
+        CpuMemory::of(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, &begin_turn, fill)
     }
+}
+
+/// A turn of the short lane for a transfer of `bytes` bytes by the submitting thread, which may need none: `Some(None)`. `None`:
+/// others wait for the device.
+fn try_begin_transfer(executor: &CpuExecutor, bytes: u64) -> Option<Option<Turn>> {
+    if bytes <= MAX_FREE_BYTES {
+        return Some(None);
+    }
+    executor.device.queue_threads.try_begin(Lane::Short, &executor.budget).map(Some)
 }
 
 impl Queue for CpuQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        writable_memory(&dst)?;
-        let small = dst.bytes() <= MAX_INLINE_BYTES as u64;
+        let memory = CpuMemory::writable(&dst)?;
         src.check_size(dst.bytes())?;
         self.check_failure()?;
-        if small {
-            return match src {
-                UploadSource::Borrowed(bytes) => self.upload_small(dst, bytes),
+        if dst.bytes() <= MAX_INLINE_BYTES as u64 {
+            let mut staging = std::mem::take(&mut self.staging);
+            let bytes = match src {
+                UploadSource::Borrowed(bytes) => bytes,
                 UploadSource::Writer(fill) => {
-                    let mut staging = std::mem::take(&mut self.staging);
                     staging.resize(dst.bytes() as usize, 0);
-                    let filled = fill(&mut staging).map_err(DeviceError::Source);
-                    let done = filled.and_then(|()| self.upload_small(dst, &staging));
-                    self.staging = staging;
-                    done
+                    fill(&mut staging)?;
+                    &staging
                 }
             };
+            // Inline if the queue is idle and the region needs no conversion, otherwise as a command with a copy of the bytes.
+            let mut written = None;
+            if let Some(executor) = self.idle_executor()?
+                && let Some(_turn) = try_begin_transfer(executor, dst.bytes())
+            {
+                written = memory.write(dst.offset() as usize, bytes, Locking::Try).map_err(|e| executor.fail(e))?;
+            }
+            if written.is_none() {
+                let bytes = bytes.to_vec();
+                self.submit(CpuCommand::Upload { dst, bytes })?;
+            }
+            self.staging = staging;
+            return Ok(());
         }
         match src {
             UploadSource::Borrowed(mut bytes) => self.upload_in_place(&dst, tensor, &mut |piece| {
@@ -179,15 +188,14 @@ impl Queue for CpuQueue {
     }
 
     fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
-        let memory = cpu_memory(&src)?;
-        self.check_failure()?;
-        if src.bytes() <= MAX_INLINE_BYTES as u64
-            && let Some(executor) = self.idle_executor()
-            && let Some(_turn) = executor.try_begin_transfer(src.bytes())
+        let memory = CpuMemory::of(&src)?;
+        if let Some(executor) = self.idle_executor()?
+            && src.bytes() <= MAX_INLINE_BYTES as u64
+            && let Some(_turn) = try_begin_transfer(executor, src.bytes())
         {
             let (offset, bytes) = (src.offset() as usize, src.bytes() as usize);
             let mut read = Vec::new();
-            if executor.record_failure(|_| memory.read(offset, bytes, &mut read, Locking::Try))? {
+            if memory.read(offset, bytes, &mut read, Locking::Try).map_err(|e| executor.fail(e))? {
                 return Ok(PendingRead::ready(read));
             }
         }
@@ -197,7 +205,7 @@ impl Queue for CpuQueue {
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        writable_memory(&dst)?;
+        CpuMemory::writable(&dst)?;
         self.submit(CpuCommand::Fill { dst, value, done: 0 })
     }
 
@@ -207,9 +215,9 @@ impl Queue for CpuQueue {
         dst: Region,
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
-        writable_memory(&dst)?;
+        CpuMemory::writable(&dst)?;
         check_copy(&src, &dst)?;
-        if cpu_memory(&src).is_err() {
+        if CpuMemory::of(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }
         self.submit(CpuCommand::Copy { src, dst, after: after.cloned(), done: 0 })?;
@@ -219,6 +227,32 @@ impl Queue for CpuQueue {
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         self.check_bindings(program, bindings)?;
         let position = RunPosition::default();
+        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
+    }
+
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        let code = self.check_bindings(program, bindings)?;
+        let mut position = Some(RunPosition::default());
+        if let Some(executor) = self.idle_executor()? {
+            let threads = &executor.device.queue_threads;
+            // A small program takes about as long as handing it to another thread.
+            let turn = match code.is_small() {
+                true => Some(threads.begin(Lane::Short, &executor.budget)),
+                false => threads.try_begin(Lane::Long, &executor.budget),
+            };
+            if let Some(turn) = turn {
+                let began = Instant::now();
+                let pause = || turn.interrupts_command() || began.elapsed() > budget;
+                let limits = RunLimits { pause: &pause, locking: Locking::Try, polls_at_first_collective: false };
+                let ran = executor.run(code, bindings, RunPosition::default(), limits);
+                position = match ran.map_err(|e| executor.fail(e))? {
+                    RunOutcome::Done => None,
+                    // This thread may have to submit the programs of the other ranks, so a thread of the device waits for them.
+                    RunOutcome::Paused(next) | RunOutcome::AwaitsRanks(next, _) => Some(next),
+                };
+            }
+        }
+        let Some(position) = position else { return Ok(()) };
         self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
     }
 
@@ -240,10 +274,6 @@ impl Queue for CpuQueue {
         Some(self)
     }
 
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        Some(self)
-    }
-
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
         Some(self)
     }
@@ -261,36 +291,9 @@ impl Queue for CpuQueue {
 
 impl Prefault for CpuQueue {
     fn prefault(&mut self, region: &Region) {
-        if let Ok(memory) = cpu_memory(region) {
+        if let Ok(memory) = CpuMemory::of(region) {
             memory.populate(region.offset() as usize, region.bytes() as usize);
         }
-    }
-}
-
-impl RunInline for CpuQueue {
-    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        self.check_bindings(program, bindings)?;
-        self.check_failure()?;
-        let mut position = Some(RunPosition::default());
-        // A small program takes about as long as handing it to another thread.
-        let is_small = is_small(program);
-        if let Some(executor) = self.idle_executor()
-            && let Some(turn) =
-                if is_small { Some(executor.begin(Lane::Short)) } else { executor.try_begin(Lane::Long) }
-        {
-            let began = Instant::now();
-            let pause = || turn.interrupts_command() || began.elapsed() > budget;
-            let limits = RunLimits { pause: &pause, locking: Locking::Try, polls_at_first_collective: false };
-            let start = RunPosition::default();
-            let ran = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;
-            position = match ran {
-                RunOutcome::Done => None,
-                // This thread may have to submit the programs of the other ranks, so a thread of the device waits for them.
-                RunOutcome::Paused(next) | RunOutcome::AwaitsRanks(next, _) => Some(next),
-            };
-        }
-        let Some(position) = position else { return Ok(()) };
-        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
     }
 }
 
@@ -321,6 +324,7 @@ impl Drop for CpuQueue {
 mod tests {
     use super::*;
     use crate::cpu::MathMode;
+    use crate::device::UploadError;
 
     /// A mark behind completed work, placed after the abort: no thread would decide its point.
     #[test]
@@ -332,11 +336,39 @@ mod tests {
         let mut queue = CpuQueue::new(Arc::clone(&device), budget);
         // A fill of more than 256 KiB runs on a thread of the device, which returns the executor.
         queue.fill(buffer.whole(), 1).unwrap();
-        while queue.idle_executor().is_none() {
+        while queue.idle_executor().unwrap().is_none() {
             std::thread::yield_now();
         }
         queue.aborter().unwrap().abort();
         assert!(queue.sent_since_mark, "the mark has to submit a command");
         assert_eq!(queue.mark().wait(until), Err(DeviceError::Ended));
+    }
+
+    /// Larger than a chunk, so that the device could call the source again after it has failed.
+    const BYTES: u64 = 3 << 20;
+
+    #[test]
+    fn source_error_is_returned_and_the_queue_stays_usable() {
+        let device = CpuDevice::new("CPU", 1, MathMode::Exact, 2 * BYTES).unwrap();
+        let budget = MemoryBudget::new(2 * BYTES);
+        let mut queue = device.queue(&budget).unwrap();
+        let region = device.alloc(BYTES, &budget).unwrap().whole();
+        let mut left = BYTES / 2;
+        let mut failures = 0;
+        let done = queue.upload_from(region.clone(), None, |chunk| {
+            left = left.checked_sub(chunk.len() as u64).ok_or_else(|| {
+                failures += 1;
+                failures
+            })?;
+            Ok(())
+        });
+        assert_eq!(done, Err(UploadError::Source(1)));
+        assert_eq!(failures, 1, "a source is not called again after it has failed");
+        let done = queue.upload_from(region.clone(), None, |chunk| {
+            chunk.fill(7);
+            Ok::<(), &str>(())
+        });
+        assert_eq!(done, Ok(()));
+        assert_eq!(queue.download(region).unwrap().wait(None).unwrap(), [7; BYTES as usize]);
     }
 }

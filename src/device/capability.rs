@@ -8,12 +8,10 @@
 //! [`Queue::prefault`]: super::Queue::prefault
 
 use super::{
-    Buffer, DeviceError, DeviceInfo, HostBuffer, Membership, MemoryBudget, PendingRead, Program, ReadOnlyMapping,
-    Region,
+    Buffer, DeviceError, DeviceInfo, HostBuffer, Membership, MemoryBudget, PendingRead, ReadOnlyMapping, Region,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Peer copies: direct copies from the memory of devices of other domains, without a copy through the host. Accessor:
 /// [`Device::peer_copies`](super::Device::peer_copies).
@@ -142,17 +140,6 @@ pub enum LoadOutcome {
     Found,
     /// The device has no such tensor. The content of the region is unspecified: the caller has to upload.
     Missing,
-}
-
-/// Inline execution: the queue runs a program on the caller's thread. Accessor:
-/// [`Queue::run_inline`](super::Queue::run_inline).
-pub trait RunInline {
-    /// As [`Queue::run`](super::Queue::run), but may run the program on the calling thread for up to about `budget`; the rest
-    /// then runs on a thread of the device. Saves two thread switches for a caller that would wait for the program anyway.
-    ///
-    /// # Errors
-    /// As [`Queue::run`](super::Queue::run), and failures of the program while it runs inline.
-    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError>;
 }
 
 /// Collective nodes ([`ops::collective`](crate::ops::collective)): the queue runs programs as a rank of groups. Accessor:

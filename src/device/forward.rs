@@ -8,19 +8,20 @@
 //! # Rules for wrappers
 //! - A wrapper that returns buffers of the wrapped device must have the wrapped device's [`DeviceInfo::id`].
 //! - Override a capability's accessor together with the methods that it changes. For example, a queue that counts programs must
-//!   override both [`Queue::run`] and [`Queue::run_inline`], since the wrapped queue's [`RunInline`] does not call the wrapper.
+//!   override both [`Queue::run`] and [`Queue::run_inline`], since the wrapped queue's `run_inline` does not call the wrapper.
 //! - Return a capability only if the wrapped device or queue has it.
 
 use super::{
     Buffer, Collectives, CopyOutcome, Device, DeviceActivity, DeviceError, DeviceInfo, Feature, HostThreads,
     ImportHost, LinkStats, LoadByDigest, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault,
-    Program, Queue, QueueAborter, Region, RunInline, Support, Timeline, TimelinePoint, UploadSource,
+    Program, Queue, QueueAborter, Region, Support, Timeline, TimelinePoint, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::TensorDesc;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Methods of a contract, of a trait with their names whose defaults forward to the wrapped object (`default`), or of the
 /// implementation of the contract for all that implement that trait (`blanket`).
@@ -75,12 +76,12 @@ macro_rules! queue_methods {
             fill(dst: Region, value: u8) -> Result<(), DeviceError>;
             copy_from(src: Region, dst: Region, after: Option<&TimelinePoint>) -> Result<CopyOutcome, DeviceError>;
             run(program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError>;
+            run_inline(program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError>;
             wait(point: &TimelinePoint) -> Result<(), DeviceError>;
         }
         forward! { $how ForwardQueue self (&mut self) (self.inner().ok()?)
             prefault() -> Option<&mut dyn Prefault>;
             load_by_digest() -> Option<&mut dyn LoadByDigest>;
-            run_inline() -> Option<&mut dyn RunInline>;
             collectives() -> Option<&mut dyn Collectives>;
             aborter() -> Option<QueueAborter>;
         }

@@ -5,8 +5,8 @@ use super::{DeviceError, DeviceId, DeviceInfo};
 use crate::graph::Graph;
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// A handle to memory of a device. Clones share the memory, which is freed when the last handle is dropped; queued work holds
 /// handles too.
@@ -21,8 +21,6 @@ struct BufferInner {
     memory: Box<dyn Any + Send + Sync>,
     /// Reservations in memory budgets, released together with the memory.
     _reservations: Box<dyn Any + Send + Sync>,
-    /// Set by [`Buffer::hold`].
-    permit: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -43,14 +41,7 @@ impl Buffer {
             bytes,
             memory,
             _reservations: reservations,
-            permit: OnceLock::new(),
         }))
-    }
-
-    /// Holds `permit` until the memory is freed, as the reservations of the device are. A permit that the owner of a handle kept
-    /// would be returned while queued work still uses the memory. One permit at most; a second one is dropped at once.
-    pub(crate) fn hold(&self, permit: Box<dyn Any + Send + Sync>) {
-        _ = self.0.permit.set(permit);
     }
 
     /// Size in bytes.

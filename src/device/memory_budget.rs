@@ -1,26 +1,49 @@
-//! Memory budgets: the account of a session or tenant. A budget limits bytes and counts the reservations against them; it also
-//! counts device time, and is a session's or tenant's place in the order of turns on a device.
+//! Memory budgets: the account of a session or tenant. A memory budget limits bytes and counts the reservations against them; it
+//! also counts device time, and is a session's or tenant's place in the order of turns on a device.
 //!
-//! A budget may lie within a parent: a server gives each session a budget within that of its tenant. The budget of a tenant
+//! A memory budget may lie within a parent: a server gives each session a budget within that of its tenant. The budget of a tenant
 //! ([`MemoryBudget::for_client`]) also counts the tenant's memory mappings: a CPU device gives each tenant a share.
 
 use super::DeviceError;
+use super::budget::{Budget, Reservation};
 use super::fair_queue::DEFAULT_SHARE;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-/// A limit in bytes on the memory that its [`Reservation`]s may hold together. A reservation in a child budget counts against
-/// the parent too.
+/// Most mappings of CPU device memory in a process. The rest of what the system allows (65,530 on Linux) is left to threads
+/// (three mappings each), libraries and the allocator.
+const MAX_MAPPINGS: u64 = 4096;
+
+/// Part of the mappings that one tenant may take: three further tenants always find some.
+const TENANT_SHARE: u64 = 4;
+
+/// The memory mappings that CPU devices of this process may make: [`MAX_MAPPINGS`], or a quarter of what the system allows if
+/// that is less.
+///
+/// The count is an upper bound of the kernel's entries for them: adjacent anonymous mappings may merge into one entry, and
+/// unmapping one in the middle splits the entry again, but each entry holds at least one mapping that is counted.
+pub(crate) fn process_mappings() -> &'static Arc<Budget> {
+    static MAPPINGS: LazyLock<Arc<Budget>> = LazyLock::new(|| {
+        let system = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        Budget::new(mappings_limit(system.and_then(|text| text.trim().parse().ok())))
+    });
+    &MAPPINGS
+}
+
+fn mappings_limit(system: Option<u64>) -> u64 {
+    system.map_or(MAX_MAPPINGS, |system| MAX_MAPPINGS.min(system / 4))
+}
+
+/// A limit in bytes on the memory that its [`Reservation`]s may hold together: a [`Budget`]. A reservation in a child budget
+/// counts against the parent too.
 #[derive(Debug)]
 pub struct MemoryBudget {
-    limit: AtomicU64,
-    used: AtomicU64,
-    /// Most bytes that were reserved at a time.
-    peak: AtomicU64,
+    bytes: Arc<Budget>,
     parent: Option<Arc<MemoryBudget>>,
     /// Memory mappings that the tenant's memory takes at most; `None`: not the budget of a tenant.
-    mappings: Option<AtomicUsize>,
+    mappings: Option<Arc<Budget>>,
     /// Unique in the process.
     id: u64,
     /// Nanoseconds that turns took, of queues with this budget.
@@ -30,10 +53,18 @@ pub struct MemoryBudget {
     max_run: OnceLock<Duration>,
 }
 
+impl Deref for MemoryBudget {
+    type Target = Budget;
+
+    fn deref(&self) -> &Budget {
+        &self.bytes
+    }
+}
+
 impl MemoryBudget {
     /// A budget of `limit` bytes without a parent.
     pub fn new(limit: u64) -> Arc<MemoryBudget> {
-        MemoryBudget::build(limit, None, None)
+        MemoryBudget::build(Budget::new(limit), None, None)
     }
 
     /// A budget of `limit` bytes for a tenant: one of many clients of this process. Memory that is allocated with it, or with a
@@ -41,21 +72,25 @@ impl MemoryBudget {
     /// for one device get equal time on it; within a tenant, the budgets within its budget do. A budget outside of all
     /// tenants counts as a tenant, together with the budgets within it.
     pub fn for_client(limit: u64) -> Arc<MemoryBudget> {
-        MemoryBudget::build(limit, None, Some(AtomicUsize::new(0)))
+        let mappings = Budget::new(process_mappings().limit().div_ceil(TENANT_SHARE));
+        MemoryBudget::build(Budget::new(limit), None, Some(mappings))
     }
 
     /// A budget of `limit` bytes within `parent`. The limits of several children may add up to more than the parent's: the
     /// parent's limit holds as well.
     pub fn within(parent: &Arc<MemoryBudget>, limit: u64) -> Arc<MemoryBudget> {
-        MemoryBudget::build(limit, Some(Arc::clone(parent)), None)
+        MemoryBudget::build(Budget::within(&parent.bytes, limit), Some(Arc::clone(parent)), None)
     }
 
-    fn build(limit: u64, parent: Option<Arc<MemoryBudget>>, mappings: Option<AtomicUsize>) -> Arc<MemoryBudget> {
+    fn build(
+        bytes: Arc<Budget>,
+        parent: Option<Arc<MemoryBudget>>,
+        mappings: Option<Arc<Budget>>,
+    ) -> Arc<MemoryBudget> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let (used, peak, device_nanos) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        let (limit, share, max_run) = (AtomicU64::new(limit), AtomicU32::new(DEFAULT_SHARE), OnceLock::new());
-        Arc::new(MemoryBudget { limit, used, peak, parent, mappings, id, device_nanos, share, max_run })
+        let (share, max_run) = (AtomicU32::new(DEFAULT_SHARE), OnceLock::new());
+        Arc::new(MemoryBudget { bytes, parent, mappings, id, device_nanos: AtomicU64::new(0), share, max_run })
     }
 
     /// The budget of the tenant that this budget is or lies within, or the outermost one.
@@ -88,11 +123,6 @@ impl MemoryBudget {
         self.share.store(share.max(1), Ordering::Relaxed);
     }
 
-    /// Changes the limit. Reservations beyond a lower limit stay.
-    pub(crate) fn set_limit(&self, limit: u64) {
-        self.limit.store(limit, Ordering::Relaxed);
-    }
-
     pub(crate) fn add_device_time(&self, time: Duration) {
         self.device_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -102,22 +132,6 @@ impl MemoryBudget {
     /// not pack.
     pub fn device_time(&self) -> Duration {
         Duration::from_nanos(self.device_nanos.load(Ordering::Relaxed))
-    }
-
-    /// Bytes that are reserved now.
-    pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Most bytes that were reserved at a time.
-    pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    /// Bytes that can be reserved now, which this budget and all of its parents have left.
-    pub fn available(&self) -> u64 {
-        let left = self.limit().saturating_sub(self.used());
-        self.parent.as_ref().map_or(left, |parent| left.min(parent.available()))
     }
 
     /// Limits the time for which one run of a program may use a CPU device, in queues with this budget: see
@@ -130,68 +144,38 @@ impl MemoryBudget {
         self.max_run.get().copied()
     }
 
-    /// The budget of the tenant that this budget is or lies within, and the tenant's count of memory mappings.
-    pub(crate) fn client(self: &Arc<Self>) -> Option<(&Arc<MemoryBudget>, &AtomicUsize)> {
-        match (&self.mappings, &self.parent) {
-            (Some(mappings), _) => Some((self, mappings)),
-            (None, Some(parent)) => parent.client(),
-            (None, None) => None,
-        }
+    /// The memory mappings of the tenant whose budget this is or lies within; `None`: of no tenant.
+    pub(crate) fn mappings(&self) -> Option<&Arc<Budget>> {
+        self.tenant().mappings.as_ref()
     }
 
-    /// The limit in bytes.
-    pub fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Relaxed)
+    /// Whether nothing but one handle refers to the budget: no reservation, and no budget within it.
+    pub(crate) fn is_unused(self: &Arc<Self>) -> bool {
+        let mappings = self.mappings.as_ref().map_or(1, Arc::strong_count);
+        [Arc::strong_count(self), Arc::strong_count(&self.bytes), mappings] == [1; 3]
     }
 
     /// Reserves `bytes` bytes until the returned [`Reservation`] is dropped.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when this budget or one of its parents has fewer bytes available. Nothing is reserved then.
-    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DeviceError> {
-        let limit = self.limit();
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= limit)
-        });
-        let used = taken.map_err(|used| DeviceError::OutOfMemory {
-            requested: bytes,
-            available: limit.saturating_sub(used),
-            limit,
-        })?;
-        // From here on, dropping `reservation` releases our part, also if the parent's part fails below.
-        let mut reservation = Reservation { budget: Arc::clone(self), bytes, parent: None };
-        if let Some(parent) = &self.parent {
-            reservation.parent = Some(Box::new(parent.reserve(bytes)?));
-        }
-        self.peak.fetch_max(used + bytes, Ordering::Relaxed);
-        Ok(reservation)
-    }
-}
-
-/// Bytes reserved in a [`MemoryBudget`] and its parents; released when dropped.
-#[derive(Debug)]
-pub struct Reservation {
-    budget: Arc<MemoryBudget>,
-    bytes: u64,
-    parent: Option<Box<Reservation>>,
-}
-
-impl Reservation {
-    /// The number of reserved bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, DeviceError> {
+        Ok(self.bytes.reserve(bytes)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limit_of_mappings_is_the_least_of_ours_and_a_quarter_of_the_systems() {
+        for (system, want) in
+            [(None, 4096), (Some(65_530), 4096), (Some(1 << 20), 4096), (Some(4000), 1000), (Some(0), 0)]
+        {
+            assert_eq!(mappings_limit(system), want, "{system:?}");
+        }
+    }
 
     #[test]
     fn a_reservation_counts_in_child_and_parent_and_is_released_in_both() {

@@ -7,11 +7,11 @@
 //! - The **core**, [`Device`] and [`Queue`]: memory, programs and in-order work. A minimal backend implements these two traits
 //!   and overrides none of their default methods.
 //! - **Capabilities** ([`PeerCopies`], [`ImportHost`], [`PinnedMemory`], [`HostThreads`]; [`Prefault`], [`LoadByDigest`],
-//!   [`RunInline`], [`Collectives`], [`QueueAborter`]): optional, reached through accessors of the core that return `None` by default. The
+//!   [`Collectives`], [`QueueAborter`]): optional, reached through accessors of the core that return `None` by default. The
 //!   accessor is the only place that states whether a device or queue has a capability.
 //! - **Wrappers** ([`ForwardDevice`], [`ForwardQueue`]): a device that wraps a device overrides the methods that it changes and
 //!   forwards all others, capabilities included.
-//! - **Convenience methods** of `dyn Device` and `dyn Queue` (`run_inline_or_submit`, `upload_from`, …): they use a capability
+//! - **Convenience methods** of `dyn Device` and `dyn Queue` (`copies_from`, `upload_from`, …): they use a capability
 //!   if it is present and the core otherwise. Devices do not implement them.
 //!
 //! # Life cycle
@@ -45,7 +45,7 @@
 //! Submission is asynchronous. It blocks in three cases:
 //! - while the queue's limit on pending work is reached;
 //! - in an upload larger than 256 KiB, which may wait for all earlier work, and on a CPU device for turns;
-//! - in [`RunInline::run_inline`] of a small program on a CPU device, while others use the device: the caller's thread waits
+//! - in [`Queue::run_inline`] of a small program on a CPU device, while others use the device: the caller's thread waits
 //!   for a turn. That wait has no deadline and an abort does not end it, but at most one slice of 2 ms of each other tenant
 //!   passes, and longer only while a piece of work runs that cannot be interrupted.
 //!
@@ -60,6 +60,7 @@
 
 mod abort;
 mod adaptive_spin;
+mod budget;
 mod capability;
 mod collectives;
 mod command_channel;
@@ -80,9 +81,10 @@ mod timeline;
 
 pub use abort::QueueAborter;
 pub(crate) use adaptive_spin::AdaptiveSpin;
+pub(crate) use budget::BudgetRefusal;
+pub use budget::{Budget, Reservation};
 pub use capability::{
-    Collectives, HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline,
-    TensorDigest,
+    Collectives, HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, TensorDigest,
 };
 pub use collectives::{CollectiveGroup, CollectivePart, GroupMember, Membership, PartBytes, ServerMember};
 #[cfg(feature = "server")]
@@ -106,7 +108,8 @@ pub use info::{
 pub use link_speed::LinkSpeed;
 pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
-pub use memory_budget::{MemoryBudget, Reservation};
+pub use memory_budget::MemoryBudget;
+pub(crate) use memory_budget::process_mappings;
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
 #[cfg(test)]
 pub(crate) use repack::FIRST_REPACK_DELAY;
@@ -368,6 +371,17 @@ pub trait Queue: Send {
     /// [`DeviceError::Misuse`] when the bindings do not fit the program; the queue's sticky failure.
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError>;
 
+    /// As [`Queue::run`], but may run the program on the calling thread for up to about `budget`; the rest then runs on a thread
+    /// of the device. Saves two thread switches for a caller that would wait for the program anyway. The default submits all
+    /// of it.
+    ///
+    /// # Errors
+    /// As [`Queue::run`], and failures of the program while it runs on the calling thread.
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        _ = budget;
+        self.run(program, bindings)
+    }
+
     /// A point that is reached when all work submitted so far is done. On a failed queue the point fails.
     fn mark(&mut self) -> TimelinePoint;
 
@@ -387,12 +401,6 @@ pub trait Queue: Send {
         None
     }
 
-    /// Capability: run a program on the caller's thread. Callers for which submission will do as well use
-    /// `run_inline_or_submit` of `dyn Queue`.
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        None
-    }
-
     /// Capability: run collective nodes, as a rank of groups that the queue has joined. Without it, the device supports no such
     /// nodes; with it, [`Device::support`] has the answer.
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
@@ -406,22 +414,6 @@ pub trait Queue: Send {
 }
 
 impl dyn Queue + '_ {
-    /// Runs a program [inline](RunInline) for up to about `budget` if the queue has that capability, else submits it.
-    ///
-    /// # Errors
-    /// As [`Queue::run`], and failures of the program while it runs inline.
-    pub fn run_inline_or_submit(
-        &mut self,
-        program: &Program,
-        bindings: &Arc<[Region]>,
-        budget: Duration,
-    ) -> Result<(), DeviceError> {
-        match self.run_inline() {
-            Some(inline) => inline.run_inline(program, bindings, budget),
-            None => self.run(program, bindings),
-        }
-    }
-
     /// As [`Queue::upload`] with `fill` as [`UploadSource::Writer`], but returns an error of `fill` with its type. `fill` is
     /// not called again after an error.
     ///

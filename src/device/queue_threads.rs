@@ -58,8 +58,8 @@ struct StopOnDrop(Arc<Lanes>);
 /// What the threads, and the channels that they serve, share.
 pub(super) struct Lanes {
     state: Mutex<LanesState>,
-    short: LaneSignals,
-    long: LaneSignals,
+    /// By [`Lane`].
+    signals: [LaneSignals; 2],
     /// Time of all turns that have ended, in nanoseconds.
     busy_nanos: AtomicU64,
 }
@@ -93,8 +93,8 @@ impl LaneSignals {
 }
 
 struct LanesState {
-    short: LaneState,
-    long: LaneState,
+    /// By [`Lane`].
+    lanes: [LaneState; 2],
     /// Channels whose next command waits for a point that has to be polled. They return to the short lane at `next_poll`.
     polled: Vec<Arc<dyn RunCommands>>,
     next_poll: Option<Instant>,
@@ -178,12 +178,10 @@ impl QueueThreads {
             turns: 0,
             max_turns,
         };
-        let state =
-            LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
+        let state = LanesState { lanes: [lane(short), lane(1)], polled: Vec::new(), next_poll: None, stopped: false };
         let lanes = Lanes {
             state: Mutex::new(state),
-            short: LaneSignals::new(),
-            long: LaneSignals::new(),
+            signals: [LaneSignals::new(), LaneSignals::new()],
             busy_nanos: AtomicU64::new(0),
         };
         let threads = QueueThreads(Arc::new(StopOnDrop(Arc::new(lanes))));
@@ -200,7 +198,7 @@ impl QueueThreads {
         let waiting = |signals: &LaneSignals| signals.waiting.load(Ordering::Relaxed);
         DeviceActivity {
             busy: Duration::from_nanos(lanes.busy_nanos.load(Ordering::Relaxed)),
-            waiting: waiting(&lanes.short) + waiting(&lanes.long),
+            waiting: lanes.signals.iter().map(waiting).sum(),
         }
     }
 
@@ -244,8 +242,7 @@ impl Drop for StopOnDrop {
     fn drop(&mut self) {
         // The threads are not joined: the last reference to a device may be dropped by one of them.
         lock(&self.0.state).stopped = true;
-        self.0.short.changed.notify_all();
-        self.0.long.changed.notify_all();
+        self.0.signals.iter().for_each(|signals| signals.changed.notify_all());
     }
 }
 
@@ -309,7 +306,7 @@ impl Lanes {
         state.next_poll.get_or_insert_with(|| Instant::now() + POLL_INTERVAL);
         self.store_waiting(&mut state, Lane::Short);
         drop(state);
-        self.short.changed.notify_one();
+        self.signals(Lane::Short).changed.notify_one();
     }
 
     /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
@@ -387,19 +384,13 @@ impl Lanes {
     }
 
     fn signals(&self, lane: Lane) -> &LaneSignals {
-        match lane {
-            Lane::Short => &self.short,
-            Lane::Long => &self.long,
-        }
+        &self.signals[lane as usize]
     }
 }
 
 impl LanesState {
     fn lane(&mut self, lane: Lane) -> &mut LaneState {
-        match lane {
-            Lane::Short => &mut self.short,
-            Lane::Long => &mut self.long,
-        }
+        &mut self.lanes[lane as usize]
     }
 }
 

@@ -9,9 +9,9 @@ use super::Fallback;
 use super::partition::PartitionedGraph;
 use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
-    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, LoadByDigest, LoadOutcome,
-    Membership, MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline,
-    TRANSFER_CHUNK_BYTES, TensorDigest, Timeline, TimelinePoint, UploadSource, check_copy,
+    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, LoadByDigest, LoadOutcome, Membership,
+    MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, TensorDigest,
+    Timeline, TimelinePoint, UploadSource, check_copy,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
@@ -38,7 +38,6 @@ pub(super) struct FallbackQueue {
 struct PrimaryCapabilities {
     prefault: bool,
     load_by_digest: bool,
-    run_inline: bool,
     collectives: bool,
     aborter: bool,
 }
@@ -48,7 +47,6 @@ impl PrimaryCapabilities {
         PrimaryCapabilities {
             prefault: queue.prefault().is_some(),
             load_by_digest: queue.load_by_digest().is_some(),
-            run_inline: queue.run_inline().is_some(),
             collectives: queue.collectives().is_some(),
             aborter: queue.aborter().is_some(),
         }
@@ -148,11 +146,10 @@ impl FallbackQueue {
     }
 }
 
-impl ForwardQueue for FallbackQueue {
-    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
-        self.wait_for_primary()
-    }
-
+// Without the adaptor of `ForwardQueue`, which would be one more call on the path of each graph. Its rule holds here too: no
+// method may fall back to the default of the contract.
+#[deny(clippy::missing_trait_methods)]
+impl Queue for FallbackQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         if let Some(primary) = self.primary_if_idle()? {
             return primary.upload(dst, tensor, src);
@@ -180,7 +177,7 @@ impl ForwardQueue for FallbackQueue {
         if let Some(primary) = self.primary_if_idle()? {
             return primary.download_all(srcs);
         }
-        srcs.iter().map(|src| ForwardQueue::download(self, src.clone())).collect()
+        srcs.iter().map(|src| self.download(src.clone())).collect()
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
@@ -223,6 +220,14 @@ impl ForwardQueue for FallbackQueue {
         }
     }
 
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        let falls_back = self.falls_back(program)?;
+        match self.primary_if_idle()? {
+            Some(primary) if !falls_back => primary.run_inline(program, bindings, budget),
+            _ => self.send_program(program, bindings),
+        }
+    }
+
     fn mark(&mut self) -> TimelinePoint {
         let dirty = self.sent_since_mark;
         match self.primary_if_idle() {
@@ -253,10 +258,6 @@ impl ForwardQueue for FallbackQueue {
 
     fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
         if self.capabilities.load_by_digest { Some(self) } else { None }
-    }
-
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        if self.capabilities.run_inline { Some(self) } else { None }
     }
 
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
@@ -293,16 +294,6 @@ impl LoadByDigest for FallbackQueue {
         match self.wait_for_primary()?.load_by_digest() {
             Some(disk) => disk.load_by_digest(dst, tensor, wanted, runs),
             None => Ok(PendingRead::ready(LoadOutcome::Missing)),
-        }
-    }
-}
-
-impl RunInline for FallbackQueue {
-    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        let falls_back = self.falls_back(program)?;
-        match self.primary_if_idle()? {
-            Some(primary) if !falls_back => primary.run_inline_or_submit(program, bindings, budget),
-            _ => self.send_program(program, bindings),
         }
     }
 }

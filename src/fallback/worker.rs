@@ -206,7 +206,7 @@ impl Worker {
         }
         self.copy_ranges(&segment.reads, Side::Primary, bindings, &scratch)?;
         let bound = Arc::from([scratch.clone()]);
-        self.submit(Side::Secondary, |queue| queue.run_inline_or_submit(&segment.program, &bound, INLINE_BUDGET))?;
+        self.submit(Side::Secondary, |queue| queue.run_inline(&segment.program, &bound, INLINE_BUDGET))?;
         self.copy_ranges(&segment.writes, Side::Secondary, bindings, &scratch)?;
         self.device.count_secondary_nodes(&segment.ops);
         Ok(())

@@ -234,23 +234,6 @@ fn the_clients_of_one_address_share_its_memory() {
     second.alloc(400 << 10, &budget).unwrap();
 }
 
-/// A quarter of the large buffers: two. The address has them until their memory is freed, whichever of its clients frees it.
-#[test]
-fn the_clients_of_one_address_share_its_large_buffers() {
-    let server = server_with_remote_clients(Config::default().with_max_large_buffers(8));
-    let clients = [0, 1].map(|_| connect(&server, Duration::ZERO).unwrap());
-    let budget = MemoryBudget::new(1 << 30);
-    let [first, second] = clients.each_ref().map(|client| &client.devices()[0]);
-    let held = [first, second].map(|device| device.alloc(300 << 10, &budget).unwrap());
-    for device in [first, second] {
-        assert!(device.alloc(300 << 10, &budget).is_err());
-        device.alloc(256 << 10, &budget).unwrap();
-    }
-    drop(held);
-    // Buffers are freed by a request, which precedes that of the next allocation.
-    let _held = [first, second].map(|device| device.alloc(300 << 10, &budget).unwrap());
-}
-
 #[test]
 fn a_queue_beyond_the_limit_of_its_address_fails_and_the_session_goes_on() {
     let server = server_with_remote_clients(Config::default().with_max_queues(4));

@@ -248,9 +248,7 @@ impl QueueState {
             CommandKind::Download { src, to } => *to.lock().unwrap() = inner.download(src)?.wait(Some(by))?,
             CommandKind::Fill { dst, value } => inner.fill(dst, value)?,
             CommandKind::Copy { src, dst } => _ = inner.copy_from(src, dst, None)?,
-            CommandKind::Run { program, bindings } => {
-                inner.run_inline_or_submit(&program, &bindings, COMMAND_TIMEOUT)?
-            }
+            CommandKind::Run { program, bindings } => inner.run_inline(&program, &bindings, COMMAND_TIMEOUT)?,
             CommandKind::Wait => {}
         }
         inner.mark().wait(Some(by))

@@ -4,7 +4,7 @@ use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{
     Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, HostThreads, ImportHost, LinkStats, LoadByDigest,
     LoadOutcome, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, Prefault, Program, Queue, QueueAborter, Region,
-    RunInline, Support, TensorDigest, TimelinePoint, Unsupported, UploadSource,
+    Support, TensorDigest, TimelinePoint, Unsupported, UploadSource,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -33,7 +33,7 @@ pub struct CallRecord {
     pub uploaded: AtomicU64,
     /// Calls of [`Queue::run`].
     pub runs: AtomicU64,
-    /// Calls of [`RunInline::run_inline`].
+    /// Calls of [`Queue::run_inline`].
     pub inline_runs: AtomicU64,
     /// Calls of [`Queue::mark`].
     pub marks: AtomicU64,
@@ -215,6 +215,14 @@ impl Queue for RecordingQueue {
         Ok(())
     }
 
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        self.count(&self.record.inline_runs, 1);
+        self.before_program()?;
+        self.inner.run_inline(program, bindings, budget)?;
+        self.record.send(QueueEvent::Submitted);
+        Ok(())
+    }
+
     fn mark(&mut self) -> TimelinePoint {
         self.count(&self.record.marks, 1);
         self.inner.mark()
@@ -229,10 +237,6 @@ impl Queue for RecordingQueue {
     }
 
     fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
-        Some(self)
-    }
-
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         Some(self)
     }
 
@@ -266,15 +270,5 @@ impl LoadByDigest for RecordingQueue {
         let bytes = vec![wanted.digest[0]; dst.bytes() as usize];
         self.inner.upload(dst, None, UploadSource::Borrowed(&bytes))?;
         Ok(PendingRead::ready(LoadOutcome::Found))
-    }
-}
-
-impl RunInline for RecordingQueue {
-    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        self.count(&self.record.inline_runs, 1);
-        self.before_program()?;
-        self.inner.run_inline_or_submit(program, bindings, budget)?;
-        self.record.send(QueueEvent::Submitted);
-        Ok(())
     }
 }

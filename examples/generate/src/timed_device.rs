@@ -3,7 +3,7 @@
 //! It also shows that a program can give the scheduler its own implementation of [`Device`].
 
 use fanout::device::{
-    Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Program, Queue, Region, RunInline, TimelinePoint,
+    Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Program, Queue, Region, TimelinePoint,
 };
 use std::fmt;
 use std::sync::mpsc::{Sender, channel};
@@ -146,14 +146,8 @@ impl ForwardQueue for TimedQueue {
         self.timed(|queue| queue.run(program, bindings))
     }
 
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        if self.inner.run_inline().is_some() { Some(self) } else { None }
-    }
-}
-
-impl RunInline for TimedQueue {
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        self.timed(|queue| queue.run_inline_or_submit(program, bindings, budget))
+        self.timed(|queue| queue.run_inline(program, bindings, budget))
     }
 }
 
@@ -180,7 +174,7 @@ mod tests {
         let mut queue = Device::queue(&*device, &budget).unwrap();
         assert_eq!(device.take_busy_time(), Some(Duration::ZERO));
         let start = Instant::now();
-        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
+        queue.run_inline(&program, &bindings, Duration::from_secs(9)).unwrap();
         let inline_time = device.take_busy_time().unwrap();
         assert!(inline_time > Duration::ZERO && inline_time <= start.elapsed());
         for _ in 0..3 {
@@ -189,7 +183,7 @@ mod tests {
         let queued_time = device.take_busy_time().unwrap();
         assert!(queued_time > Duration::ZERO && queued_time <= start.elapsed());
         assert_eq!(device.take_busy_time(), Some(Duration::ZERO));
-        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
+        queue.run_inline(&program, &bindings, Duration::from_secs(9)).unwrap();
         // A program that is still running is counted by a later call.
         let (so_far, rest) = (device.take_finished_time(), device.take_busy_time().unwrap());
         assert!(so_far + rest > Duration::ZERO && so_far + rest <= start.elapsed());
@@ -207,7 +201,7 @@ mod tests {
         assert_eq!(cpu.threads(), 2);
         let budget = MemoryBudget::new(1 << 20);
         let (buffer, mut queue) = (device.alloc(64, &budget).unwrap(), device.queue(&budget).unwrap());
-        assert!(queue.run_inline().is_some() && queue.load_by_digest().is_none());
+        assert!(queue.load_by_digest().is_none());
         queue.prefault().unwrap().prefault(&buffer.whole());
         queue.upload(buffer.whole(), None, UploadSource::Borrowed(&[7; 64])).unwrap();
         assert_eq!(queue.download(buffer.whole()).unwrap().wait(None), Ok(vec![7; 64]));

@@ -112,7 +112,7 @@ impl CpuMemory {
                 failed.store(true, Relaxed);
             }
         };
-        pool.run(true, &job);
+        pool.run(&job);
         if failed.into_inner() {
             return Err(DeviceError::Bug("converting a range between rows and panels failed".to_owned()));
         }

@@ -45,7 +45,7 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 use super::memory::{HostMemory, View};
 use super::pool::Pool;
 use crate::device::{
-    DeviceError, HostBuffer, Lane, MIN_PACKED_BYTES, MemoryBudget, ReadOnlyMapping, SourceError, Turn,
+    DeviceError, HostBuffer, Lane, MIN_PACKED_BYTES, MemoryBudget, ReadOnlyMapping, Region, SourceError, Turn,
 };
 use crate::poison::Unpoisoned;
 use crate::tensor::TensorDesc;
@@ -138,9 +138,15 @@ impl CpuMemory {
         CpuMemory { pages: HostMemory::from_read_only(memory), map: RwLock::new(LayoutMap::new()) }
     }
 
-    /// [`DeviceError::Misuse`] for read-only memory. Transfers and programs that write call it when they are submitted.
-    pub(super) fn check_writable(&self) -> Result<(), DeviceError> {
-        if self.pages.is_read_only() { Err(READ_ONLY) } else { Ok(()) }
+    /// The memory of a region.
+    pub(super) fn of(region: &Region) -> Result<&CpuMemory, DeviceError> {
+        region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
+    }
+
+    /// As [`CpuMemory::of`], for a region that a transfer or a program is to write: read-only memory is refused.
+    pub(super) fn writable(region: &Region) -> Result<&CpuMemory, DeviceError> {
+        let memory = CpuMemory::of(region)?;
+        if memory.pages.is_read_only() { Err(READ_ONLY) } else { Ok(memory) }
     }
 
     /// The memory itself, whose layout the caller must not depend on.

@@ -68,10 +68,9 @@ impl CpuMemory {
         Ok(())
     }
 
-    /// Writes row-major bytes from `at` on. Panels are written with an exclusive lock only: [`CpuMemory::lock_for_write`] of
-    /// the range gave `lock`.
-    pub(super) fn write_rows(&self, lock: &mut WriteLock<'_>, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let WriteLock::Exclusive(map) = lock else { return check_bounds(self.pages.write(at, bytes)) };
+    /// Writes row-major bytes from `at` on. `map` is that of the lock which [`CpuMemory::lock_for_write`] gave for the range: it
+    /// is exclusive if the range has panels.
+    pub(super) fn write_rows(&self, map: &LayoutMap, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let range = at..at + bytes.len();
         if range.end > self.pages.bytes() {
             return Err(OUT_OF_BOUNDS);

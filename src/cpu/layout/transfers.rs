@@ -24,8 +24,12 @@ impl CpuMemory {
         locking: Locking<'_>,
     ) -> Result<Option<()>, DeviceError> {
         let range = byte_range(offset, src.len())?;
-        let Some(mut lock) = self.lock_for_write(&range, None, locking)? else { return Ok(None) };
-        self.write_rows(&mut lock, offset, src).map(Some)
+        match self.lock_for_write(&range, None, locking)? {
+            None => return Ok(None),
+            Some(WriteLock::Shared(_map)) => check_bounds(self.pages.write(offset, src))?,
+            Some(WriteLock::Exclusive(map)) => self.write_rows(&map, offset, src)?,
+        }
+        Ok(Some(()))
     }
 
     /// Appends `bytes` bytes from an offset on to `out`, which holds what earlier calls have read of them. False: there is a
@@ -70,13 +74,13 @@ impl CpuMemory {
     ) -> Result<usize, DeviceError> {
         let range = byte_range(offset, bytes)?;
         let rest = range.start + done..range.end;
-        let Some(mut lock) = self.lock_for_write(&rest, None, locking)? else { return Ok(done) };
+        let Some(lock) = self.lock_for_write(&rest, None, locking)? else { return Ok(done) };
         let packed = !lock.map().is_row_major(&rest);
         let piece = vec![value; if packed { PANEL_PIECE_BYTES.min(bytes) } else { 0 }];
         while done < bytes {
             let n = (bytes - done).min(if packed { PANEL_PIECE_BYTES } else { PIECE_BYTES });
             if packed {
-                self.write_rows(&mut lock, offset + done, &piece[..n])?;
+                self.write_rows(lock.map(), offset + done, &piece[..n])?;
             } else {
                 check_bounds(self.pages.fill(offset + done, n, value))?;
             }
@@ -107,7 +111,7 @@ impl CpuMemory {
         let ascending = to <= from;
         let rest = if ascending { done..bytes } else { 0..bytes - done };
         let (reads, writes) = (from + rest.start..from + rest.end, to + rest.start..to + rest.end);
-        let Some((mut lock, source)) = self.lock_for_copy(src, &reads, &writes, locking)? else { return Ok(done) };
+        let Some((lock, source)) = self.lock_for_copy(src, &reads, &writes, locking)? else { return Ok(done) };
         let is_packed = |lock: &WriteLock<'_>| {
             let of_source = source.as_deref().unwrap_or_else(|| lock.map());
             !of_source.is_row_major(&reads) || !lock.map().is_row_major(&writes)
@@ -124,7 +128,7 @@ impl CpuMemory {
                 piece.clear();
                 let map = source.as_deref().unwrap_or_else(|| lock.map());
                 src.read_rows(map, from + at..from + at + n, &mut piece)?;
-                self.write_rows(&mut lock, to + at, &piece)?;
+                self.write_rows(lock.map(), to + at, &piece)?;
             } else {
                 check_bounds(self.pages.copy_from(to + at, &src.pages, from + at, n))?;
             }

@@ -11,8 +11,8 @@
 //!
 //! A source that its op updates ([`OpFamily::updates`](crate::ops::OpFamily::updates)) follows the rules of a destination.
 //!
-//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings
-//! of the process and of each client.
+//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. Both reserve their mappings
+//! in the budgets of the process and of the client.
 //!
 //! Not here: repacked weights and the lock over their layout, which are in `layout`. Start with `view.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
@@ -20,7 +20,6 @@
 #[cfg(test)]
 pub(super) mod accesses;
 mod huge_pages;
-mod mapping_budget;
 mod populated;
 mod slab;
 #[cfg(test)]
@@ -34,10 +33,9 @@ pub(crate) use view::View;
 
 use crate::device::{DeviceError, HostBuffer, MemoryBudget, ReadOnlyMapping};
 use crossbeam::utils::CachePadded;
-use mapping_budget::Purpose;
 use memmap2::MmapMut;
 use populated::PopulatedBlocks;
-use slab::{MappingPermits, SlabAllocator, Slot};
+use slab::{MappingPermits, Purpose, SlabAllocator, Slot};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

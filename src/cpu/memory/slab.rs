@@ -2,8 +2,8 @@
 //!
 //! A mapping for each buffer would let one client make the process reach Linux's limit on mappings (65,530 by default), where
 //! the next start of a thread aborts the process. Here a *slab* is one mapping of [`SLAB_BYTES`], divided into *slots* of one
-//! size: a power of two from a page to [`MAX_SLOT_BYTES`]. Larger memory has a mapping of its own. Both kinds hold a permit of
-//! a [`MappingBudget`], so the number of mappings is bounded whatever clients allocate.
+//! size: a power of two from a page to [`MAX_SLOT_BYTES`]. Larger memory has a mapping of its own. Both kinds hold a
+//! reservation of [`process_mappings`], so the number of mappings is bounded whatever clients allocate.
 //!
 //! # What a client can take from others
 //! A client may fill slabs and then free all but one slot of each, in one size after the other. So each client has a count of
@@ -13,7 +13,7 @@
 //! - Its further buffers use slabs of its own, each counted once. No other client can keep them, and free slots that others
 //!   leave in their slabs cannot spread this client's buffers over many.
 //! - Scratch has slabs of the [`Group::Scratch`], each slot counted as in the first case. Buffers never use these slabs: they
-//!   would keep the mappings that [`MappingBudget`] leaves to scratch.
+//!   would keep the mappings that are left to scratch.
 //!
 //! # What a client can keep resident
 //! Slots are at least a page, and the pages of a freed slot are returned to the system at once. So the resident memory of slots
@@ -24,14 +24,12 @@
 //! A free slot is always zero: its pages have not been written, or the system has dropped them, or they were overwritten.
 
 use super::super::system::{available_memory, total_memory};
-use super::mapping_budget::{MappingBudget, MappingPermit, Purpose, SharePermit};
-use crate::device::{DeviceError, MemoryBudget};
+use crate::device::{Budget, DeviceError, MemoryBudget, Reservation, process_mappings};
 use crate::poison::lock;
 use memmap2::MmapMut;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// Bytes of a slab: 65,536 buffers of a page take 128 mappings, and a slab of the largest slots still has eight.
@@ -43,13 +41,25 @@ const MAX_SLOT_BYTES: usize = 256 << 10;
 
 /// A client with fewer mappings allocates slots of shared slabs, so that a thousand clients with a few small buffers each do
 /// not need a thousand slabs.
-const MAX_SHARED_SLOTS: usize = 16;
+const MAX_SHARED_SLOTS: u64 = 16;
 
 /// Page size where the system does not report it: the largest that Linux uses on the supported architectures.
 const MAX_PAGE_BYTES: usize = 64 << 10;
 
 /// The allocator of the process's CPU devices.
-static SLABS: LazyLock<Arc<SlabAllocator>> = LazyLock::new(|| SlabAllocator::new(MappingBudget::for_process()));
+static SLABS: LazyLock<Arc<SlabAllocator>> = LazyLock::new(|| SlabAllocator::new(process_mappings()));
+
+/// Part of the mappings that buffers leave to scratch: a queue that finds none for its program fails, and llama.cpp's process
+/// ends then, while a buffer that is refused is an ordinary reply.
+const SCRATCH_SHARE: u64 = 8;
+
+/// What memory is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    Buffer,
+    /// Scratch of a queue.
+    Scratch,
+}
 
 /// What memory of `bytes` bytes costs: the size of its slot, or its own size if it has a mapping of its own. The rest of the
 /// mapping's last page is not charged, so that a buffer as large as a limit fits the limit. All mappings together leave less
@@ -85,19 +95,18 @@ enum Group {
     Shared,
     /// Scratch of all clients.
     Scratch,
-    /// Buffers of one client. The number is the address of its budget, which the slab's [`SharePermit`] keeps alive.
+    /// Buffers of one client. The number is the address of its budget, which the slab's reservation keeps alive.
     Client(usize),
 }
 
-/// The permits of a mapping that is no slab.
-pub(super) struct MappingPermits {
-    _process: MappingPermit,
-    _client: Option<SharePermit>,
-}
+/// The reservations of a mapping that is no slab, of the process and of the client.
+pub(super) type MappingPermits = (Reservation, Option<Reservation>);
 
 /// Slabs by their users and the size of their slots.
 pub(super) struct SlabAllocator {
-    mappings: Arc<MappingBudget>,
+    mappings: Arc<Budget>,
+    /// Those of buffers: all but the last eighth.
+    for_buffers: Arc<Budget>,
     state: Mutex<SizeClasses>,
 }
 
@@ -121,14 +130,14 @@ struct SlabSlots {
     /// Offsets of the free slots in bytes.
     free: Vec<usize>,
     /// Of the client that uses the slab alone.
-    _share: Option<SharePermit>,
+    _share: Option<Reservation>,
 }
 
 /// A mapping of [`SLAB_BYTES`].
 struct Slab {
     map: MmapMut,
     start: NonNull<u8>,
-    _permit: MappingPermit,
+    _permit: Reservation,
 }
 
 // SAFETY: a slab's bytes are plain memory at a fixed address. Each slot is accessed only by the owner of its `Slot`, under the
@@ -153,12 +162,13 @@ pub(super) struct Slot {
     /// Size in bytes.
     bytes: usize,
     /// Unless the slab is counted.
-    _share: Option<SharePermit>,
+    _share: Option<Reservation>,
 }
 
 impl SlabAllocator {
-    pub(super) fn new(mappings: Arc<MappingBudget>) -> Arc<SlabAllocator> {
-        Arc::new(SlabAllocator { mappings, state: Mutex::default() })
+    pub(super) fn new(mappings: &Arc<Budget>) -> Arc<SlabAllocator> {
+        let for_buffers = Budget::within(mappings, mappings.limit() - mappings.limit() / SCRATCH_SHARE);
+        Arc::new(SlabAllocator { mappings: Arc::clone(mappings), for_buffers, state: Mutex::default() })
     }
 
     /// The allocator of the process's CPU devices.
@@ -179,14 +189,14 @@ impl SlabAllocator {
         let bytes = bytes.next_power_of_two().max(page_bytes());
         let group = Group::of(purpose, budget);
         let counts_slabs = matches!(group, Group::Client(_));
-        let share = if counts_slabs { None } else { self.mappings.reserve_share(budget)? };
+        let share = if counts_slabs { None } else { reserve_share(budget)? };
         let mut state = lock(&self.state);
         let SizeClasses { classes, spare } = &mut *state;
         let room = classes.get(&(group, bytes)).and_then(|class| class.with_room.first().copied());
         let address = match room {
             Some(address) => address,
             None => {
-                let slab_share = if counts_slabs { self.mappings.reserve_share(budget)? } else { None };
+                let slab_share = if counts_slabs { reserve_share(budget)? } else { None };
                 let slab = match spare.take() {
                     Some(slab) => slab,
                     None => self.map_slab(purpose)?,
@@ -217,13 +227,19 @@ impl SlabAllocator {
         purpose: Purpose,
         budget: &Arc<MemoryBudget>,
     ) -> Result<(MmapMut, MappingPermits), DeviceError> {
-        let client = self.mappings.reserve_share(budget)?;
+        let client = reserve_share(budget)?;
         let (map, process) = self.map(bytes, purpose)?;
-        Ok((map, MappingPermits { _process: process, _client: client }))
+        Ok((map, (process, client)))
     }
 
-    fn map(&self, bytes: usize, purpose: Purpose) -> Result<(MmapMut, MappingPermit), DeviceError> {
-        let permit = self.mappings.reserve(purpose)?;
+    fn map(&self, bytes: usize, purpose: Purpose) -> Result<(MmapMut, Reservation), DeviceError> {
+        let budget = if purpose == Purpose::Scratch { &self.mappings } else { &self.for_buffers };
+        let permit = budget.reserve(1).map_err(|_| {
+            let (used, limit) = (self.mappings.used(), self.mappings.limit());
+            let kept = limit - self.for_buffers.limit();
+            let reason = format!("CPU devices use {used} mappings, and the limit of a process is {limit}");
+            exhausted(format!("{reason}, of which {kept} are kept for scratch"))
+        })?;
         let map = MmapMut::map_anon(bytes).map_err(|_| DeviceError::OutOfMemory {
             requested: bytes as u64,
             available: available_memory().unwrap_or(0),
@@ -267,12 +283,25 @@ impl SlabAllocator {
     }
 }
 
+/// Counts one mapping of the client of `budget` until the reservation is dropped. `None`: `budget` is no client's, and only the
+/// limit of the process holds for it.
+fn reserve_share(budget: &MemoryBudget) -> Result<Option<Reservation>, DeviceError> {
+    let Some(mappings) = budget.mappings() else { return Ok(None) };
+    mappings.reserve(1).map(Some).map_err(|refusal| {
+        exhausted(format!("the client uses its {} mappings, a quarter of those of a process", refusal.limit))
+    })
+}
+
+fn exhausted(reason: String) -> DeviceError {
+    DeviceError::Exhausted { resource: "memory mappings", reason }
+}
+
 impl Group {
     /// The group of a new slot.
     fn of(purpose: Purpose, budget: &Arc<MemoryBudget>) -> Group {
-        match (purpose, budget.client()) {
+        match (purpose, budget.mappings()) {
             (Purpose::Scratch, _) => Group::Scratch,
-            (Purpose::Buffer, Some((client, mappings))) if mappings.load(Ordering::Relaxed) >= MAX_SHARED_SLOTS => {
+            (Purpose::Buffer, Some(client)) if client.used() >= MAX_SHARED_SLOTS => {
                 Group::Client(Arc::as_ptr(client).addr())
             }
             (Purpose::Buffer, _) => Group::Shared,

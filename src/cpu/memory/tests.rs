@@ -1,15 +1,22 @@
 //! Memory from slabs and mappings: zeroing, disjointness, alignment, what it costs, and what is returned.
 
-use super::mapping_budget::{MappingBudget, Purpose};
-use super::slab::SlabAllocator;
+use super::slab::{Purpose, SlabAllocator};
 use super::{HostMemory, charged_bytes};
 use crate::cpu::{CpuDevice, MathMode};
-use crate::device::{Device, DeviceError, MemoryBudget};
+use crate::device::{Budget, Device, DeviceError, MemoryBudget};
 use std::sync::Arc;
 
-fn slabs(limit: usize) -> (Arc<MappingBudget>, Arc<SlabAllocator>) {
-    let mappings = MappingBudget::new(limit);
-    (Arc::clone(&mappings), SlabAllocator::new(mappings))
+fn slabs(limit: u64) -> (Arc<Budget>, Arc<SlabAllocator>) {
+    let mappings = Budget::new(limit);
+    let slabs = SlabAllocator::new(&mappings);
+    (mappings, slabs)
+}
+
+/// The budget of a client with a quarter of `limit` mappings.
+fn client(limit: u64) -> Arc<MemoryBudget> {
+    let client = MemoryBudget::for_client(u64::MAX);
+    client.mappings().unwrap().set_limit(limit / 4);
+    client
 }
 
 /// Memory for a buffer of the process's only user.
@@ -77,7 +84,7 @@ fn random_allocations_are_zeroed_disjoint_aligned_and_returned() {
 fn many_small_buffers_with_every_second_one_freed_take_few_mappings() {
     let (mappings, slabs) = slabs(4096);
     let mut buffers: Vec<_> = (0..65_536).map(|_| Some(buffer(&slabs, 1).unwrap())).collect();
-    let most = 65_536 * charged_bytes(1) as usize / (2 << 20);
+    let most = 65_536 * charged_bytes(1) / (2 << 20);
     assert_eq!(mappings.used(), most);
     buffers.iter_mut().step_by(2).for_each(|buffer| *buffer = None);
     assert_eq!(mappings.used(), most, "freeing makes no mapping");
@@ -124,8 +131,8 @@ fn pin_slabs(slabs: &Arc<SlabAllocator>, request: (Purpose, &Arc<MemoryBudget>))
 fn a_client_that_pins_slabs_takes_a_quarter_of_the_mappings() {
     let (mappings, slabs) = slabs(256);
     let mut pinned = Vec::new();
-    for (others, purpose) in [Purpose::Buffer, Purpose::Scratch, Purpose::Buffer].into_iter().enumerate() {
-        let client = MemoryBudget::for_client(u64::MAX);
+    for (others, purpose) in (0..).zip([Purpose::Buffer, Purpose::Scratch, Purpose::Buffer]) {
+        let client = client(256);
         let sessions = [0, 1].map(|_| MemoryBudget::within(&client, u64::MAX));
         for session in &sessions {
             pinned.extend(pin_slabs(&slabs, (purpose, session)));
@@ -135,10 +142,10 @@ fn a_client_that_pins_slabs_takes_a_quarter_of_the_mappings() {
         assert!(mappings.used() <= most, "{} mappings with {others} other clients", mappings.used());
         for session in &sessions {
             let refused = HostMemory::zeroed_in(&slabs, 1 << 20, (Purpose::Buffer, session)).err().unwrap();
-            assert!(refused.to_string().contains("a quarter of the 256 of a process"), "{refused}");
+            assert!(refused.to_string().contains("its 64 mappings, a quarter of those of a process"), "{refused}");
         }
         // Others allocate memory of all sizes.
-        let other = MemoryBudget::for_client(u64::MAX);
+        let other = self::client(256);
         for purpose in [Purpose::Buffer, Purpose::Scratch] {
             for bytes in [1, 64 << 10, 256 << 10, 1 << 20] {
                 HostMemory::zeroed_in(&slabs, bytes, (purpose, &other)).unwrap();
@@ -154,11 +161,11 @@ fn a_client_that_pins_slabs_takes_a_quarter_of_the_mappings() {
 #[test]
 fn a_clients_many_small_buffers_have_slabs_of_their_own() {
     let (mappings, slabs) = slabs(256);
-    let [first, second] = [0, 1].map(|_| MemoryBudget::for_client(u64::MAX));
+    let [first, second] = [0, 1].map(|_| client(256));
     let fill = |client, n: usize| -> Vec<_> {
         (0..n).map(|_| HostMemory::zeroed_in(&slabs, 256 << 10, (Purpose::Buffer, client)).unwrap()).collect()
     };
-    let count = |client: &Arc<MemoryBudget>| client.client().unwrap().1.load(std::sync::atomic::Ordering::Relaxed);
+    let count = |client: &Arc<MemoryBudget>| client.mappings().unwrap().used();
     // Two shared slabs of eight slots, and six slabs of its own.
     let buffers = fill(&first, 16 + 6 * 8);
     assert_eq!((count(&first), mappings.used()), (16 + 6, 2 + 6));

@@ -8,7 +8,7 @@
 //! A pool never changes. To change its number of threads, a device gets a new pool: runs under way keep the old pool, and the
 //! last of them ends its threads.
 //!
-//! Not here: which nodes are shared or run serially, which `program.rs` decides. Start with [`Pool::run`], then `team.rs`.
+//! Not here: which nodes are shared or run serially, which `program.rs` decides. Start with [`Pool::run_team`], then `team.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 mod team;
@@ -20,7 +20,7 @@ use crate::poison::{Unpoisoned, lock};
 use crossbeam::utils::CachePadded;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ unsafe impl Sync for PoolShared {}
 unsafe impl Send for PoolShared {}
 
 impl Pool {
-    /// A pool of `workers` workers, including the thread that calls [`Pool::run`].
+    /// A pool of `workers` workers, including the thread that leads a run.
     pub(crate) fn new(workers: usize) -> std::io::Result<Pool> {
         let shared = Arc::new(PoolShared {
             job: UnsafeCell::new(None),
@@ -95,44 +95,74 @@ impl Pool {
     }
 
     /// Runs `job(true)` on this thread, and `job(false)` on each worker that joins before it returns; returns when all have
-    /// returned. Without `with_workers` none joins, and the pool is not locked: for short runs, in which workers would gain
-    /// little, and would take processors from the threads that submit the next runs. A job must not panic (the program catches
-    /// the panics of kernels).
-    pub(crate) fn run(&self, with_workers: bool, job: Job<'_>) {
-        let run_lock = with_workers.then(|| lock(&self.run_lock));
-        let open = (self.workers > 1 && run_lock.is_some()).then(|| {
-            // SAFETY: only the lifetime changes. Workers use the job only between incrementing and decrementing
-            // `workers_inside`, in a run that they found open. Dropping `OpenRun`, also while unwinding, closes the run and
-            // waits for them.
-            let job = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-            // SAFETY: this thread holds the lock and no run is open, so no other thread reads the cell.
-            unsafe { *self.shared.job.get() = Some(job) };
-            self.shared.open_run()
-        });
+    /// returned. A job must not panic.
+    pub(crate) fn run(&self, job: Job<'_>) {
+        let _open = self.open(job);
         job(true);
-        drop(open);
+    }
+
+    /// Runs `job(member, step, scratch)` on the leader from step `first` on, and on each worker that joins, from the step at
+    /// which it joined. Without `with_workers` none joins, and the pool is not locked: for short runs, in which workers would
+    /// gain little, and would take processors from the threads that submit the next runs. A job must not panic (the program
+    /// catches the panics of kernels).
+    pub(crate) fn run_team<'a>(
+        &self,
+        with_workers: bool,
+        team: &'a Team<'a>,
+        locals: &LocalScratch<'a>,
+        first: usize,
+        job: &(dyn Fn(&Member<'a>, usize, &'a mut [f32]) + Sync),
+    ) {
+        let run_member = |is_leader: bool| {
+            if is_leader && with_workers {
+                team.gather(self.workers - 1, GATHER_TIMEOUT);
+            }
+            let joined = if is_leader { Some((team.leader(), first)) } else { team.join() };
+            if let Some((member, step)) = joined {
+                // SAFETY: no two members of a run have the same rank, and each member is one call of this closure, which ends
+                // before the run does.
+                let local = unsafe { locals.for_worker(member.rank()) };
+                job(&member, step, local);
+            }
+            if is_leader {
+                team.close();
+            }
+        };
+        let _open = with_workers.then(|| self.open(&run_member));
+        run_member(true);
+    }
+
+    /// Opens a run of `job` to the workers, and locks the pool until the run is dropped.
+    fn open<'a>(&'a self, job: Job<'a>) -> OpenRun<'a> {
+        let run_lock = lock(&self.run_lock);
+        // SAFETY: only the lifetime changes. Workers use the job only between incrementing and decrementing
+        // `workers_inside`, in a run that they found open. Dropping `OpenRun`, also while unwinding, closes the run and waits for
+        // them. This function is private, and its callers do not leak what it returns.
+        let job = unsafe { std::mem::transmute::<Job<'a>, Job<'static>>(job) };
+        // SAFETY: this thread holds the lock and no run is open, so no other thread reads the cell.
+        unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if *lock(&self.shared.parked) > 0 {
+            self.shared.wake.notify_all();
+        }
+        OpenRun { shared: &self.shared, _run_lock: run_lock }
     }
 }
 
-/// A run that workers may enter. Dropping it closes the run and waits for the workers inside.
-struct OpenRun<'a>(&'a PoolShared);
+/// A run that workers may enter. Dropping it closes the run, waits for the workers inside, and unlocks the pool.
+struct OpenRun<'a> {
+    shared: &'a PoolShared,
+    _run_lock: MutexGuard<'a, ()>,
+}
 
 impl Drop for OpenRun<'_> {
     fn drop(&mut self) {
-        self.0.epoch.fetch_add(1, Ordering::SeqCst);
-        spin_until(|| self.0.workers_inside.load(Ordering::SeqCst) == 0);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        spin_until(|| self.shared.workers_inside.load(Ordering::SeqCst) == 0);
     }
 }
 
 impl PoolShared {
-    fn open_run(&self) -> OpenRun<'_> {
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        if *lock(&self.parked) > 0 {
-            self.wake.notify_all();
-        }
-        OpenRun(self)
-    }
-
     fn worker_loop(&self) {
         let mut seen = 0;
         while let Some(epoch) = self.wait_for_run(seen) {
@@ -204,31 +234,4 @@ pub(super) fn spin_until(ready: impl Fn() -> bool) {
             std::thread::yield_now();
         }
     }
-}
-
-/// Runs `job(member, step, scratch)` on the leader from step `first` on, and on each worker that joins, from the step at which
-/// it joined. `with_workers`: see [`Pool::run`].
-pub(crate) fn run_team<'a>(
-    pool: &Pool,
-    with_workers: bool,
-    team: &'a Team<'a>,
-    locals: &LocalScratch<'a>,
-    first: usize,
-    job: &(dyn Fn(&Member<'a>, usize, &'a mut [f32]) + Sync),
-) {
-    pool.run(with_workers, &|is_leader| {
-        if is_leader && with_workers {
-            team.gather(pool.workers() - 1, GATHER_TIMEOUT);
-        }
-        let joined = if is_leader { Some((team.leader(), first)) } else { team.join() };
-        if let Some((member, step)) = joined {
-            // SAFETY: no two members of a run have the same rank, and each member is one call of this closure, which ends
-            // before the run does.
-            let local = unsafe { locals.for_worker(member.rank()) };
-            job(&member, step, local);
-        }
-        if is_leader {
-            team.close();
-        }
-    })
 }

@@ -13,7 +13,7 @@ impl Turn {
 }
 
 fn waiting(threads: &QueueThreads) -> usize {
-    lock(&threads.lanes().state).short.waiting.len()
+    lock(&threads.lanes().state).lane(Lane::Short).waiting.len()
 }
 
 /// Each other tenant has one slice between two turns of a tenant, however many sessions and threads it has.
@@ -93,15 +93,15 @@ fn time_that_nobody_waited_for_is_not_charged() {
         }
         assert!(turn.is_over());
         {
-            let state = lock(&threads.lanes().state);
-            let since = state.short.contended_since.unwrap();
+            let mut state = lock(&threads.lanes().state);
+            let since = state.lane(Lane::Short).contended_since.unwrap();
             for (contended, time, charged) in [(0, 1000, 1), (3, 1000, 4), (3, 2, 2)] {
-                let got = state.short.charged_time(time * SLICE, since + contended * SLICE);
+                let got = state.lane(Lane::Short).charged_time(time * SLICE, since + contended * SLICE);
                 assert_eq!(got, charged * SLICE, "{time} slices, {contended} of them contended");
             }
         }
         drop(turn);
     });
-    assert!(lock(&threads.lanes().state).short.contended_since.is_none());
+    assert!(lock(&threads.lanes().state).lane(Lane::Short).contended_since.is_none());
     assert!(tenants[0].device_time() >= 1000 * SLICE);
 }

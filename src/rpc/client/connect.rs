@@ -331,12 +331,12 @@ fn hello(
     if form == HelloForm::Absent {
         let mut out = Vec::new();
         let first = Request::GetAlignment(GetAlignment { device: 0 });
-        VersionCodec::GEN0.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
+        VersionCodec::Gen0.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
         let body = handshake.request(&out, RpcCommand::GetAlignment, deadline).map_err(connect_error)?;
         // Any valid reply shows that the server supports the request.
         Response::decode(RpcCommand::GetAlignment, &body).map_err(|e: WireError| failed(e.to_string()))?;
         let version = Version { major: 0, minor: 0, patch: 0 };
-        return Ok(ServerHello { codec: VersionCodec::GEN0, version, revision: None });
+        return Ok(ServerHello { codec: VersionCodec::Gen0, version, revision: None });
     }
     handshake.hello((form == HelloForm::Caps).then_some([0; CAPS_BYTES]), deadline).map_err(connect_error)
 }

@@ -12,7 +12,7 @@ use crate::poison::lock;
 use std::fmt;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::completion_probe::{CompletionTracker, DeviceWriteState, RequiredMessages};
@@ -21,7 +21,7 @@ use super::reader;
 use crate::device::AdaptiveSpin;
 use crate::device::{DeviceError, Domain, LinkStats, PendingRead, PendingReadSender};
 pub(super) use crate::rpc::connection::MAX_COALESCED_BYTES;
-use crate::rpc::connection::{DueReplies, Handshake, MessageWriter, Poisoned, WriteSlot};
+use crate::rpc::connection::{DueReplies, Handshake, MessageWriter};
 use crate::rpc::transport::Aborter;
 use crate::rpc::wire::ext::HelloExtReply;
 use crate::rpc::wire::{Request, VersionCodec};
@@ -51,14 +51,14 @@ pub(super) struct ConnectionShared {
     domain: Domain,
     aborter: Aborter,
     /// The server's protocol version.
-    pub(super) codec: &'static VersionCodec,
+    pub(super) codec: VersionCodec,
     pub(super) silence_timeout: Duration,
     /// Longest time for which a reply may be outstanding, whatever else the server sends.
     pub(super) reply_timeout: Duration,
     /// When the server last accepted a chunk of a long message.
     write_progress: Mutex<Instant>,
-    /// Lent to one thread at a time; its contents change in the order of the messages.
-    writer: WriteSlot<WriterState>,
+    /// Locked while a thread writes, which may block on the server; its contents change in the order of the messages.
+    writer: Mutex<WriterState>,
     /// Outstanding replies, and the failure of the connection.
     pub(super) replies: DueReplies<ReplySink, DeviceError>,
     deferred: Mutex<DeferredSends>,
@@ -165,7 +165,7 @@ impl Connection {
     pub(super) fn start(
         endpoint: &str,
         handshake: Handshake,
-        codec: &'static VersionCodec,
+        codec: VersionCodec,
         (silence_timeout, reply_timeout): (Duration, Duration),
         server_info: Option<HelloExtReply>,
     ) -> Result<Arc<Connection>, DeviceError> {
@@ -182,7 +182,7 @@ impl Connection {
             silence_timeout,
             reply_timeout,
             write_progress: Mutex::new(Instant::now()),
-            writer: WriteSlot::new(WriterState { out, devices: Vec::new(), graph_cache }),
+            writer: Mutex::new(WriterState { out, devices: Vec::new(), graph_cache }),
             replies: DueReplies::new(),
             deferred: Mutex::default(),
             spin: AdaptiveSpin::new(SPIN_LIMIT),
@@ -243,23 +243,21 @@ impl ConnectionShared {
         &self,
         work: impl FnOnce(&mut WriteGuard<'_>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let done = self.with_writer_inner(work);
+        let done = self.with_locked_writer(work);
         // Also after a failure: on a lost connection this drops the deferred sends and the resources that they hold.
         self.run_deferred_sends();
         done
     }
 
-    fn with_writer_inner<T>(
+    fn with_locked_writer<T>(
         &self,
         work: impl FnOnce(&mut WriteGuard<'_>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let done = self.writer.with(|writer| {
-            self.check_alive()?;
-            let mut guard = WriteGuard { shared: self, writer };
-            guard.run_deferred_sends()?;
-            work(&mut guard)
-        });
-        done.unwrap_or_else(|Poisoned| Err(self.fail_poisoned()))
+        let mut writer = self.writer.lock().map_err(|_| self.fail_poisoned())?;
+        self.check_alive()?;
+        let mut guard = WriteGuard { shared: self, writer: &mut writer };
+        guard.run_deferred_sends()?;
+        work(&mut guard)
     }
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
@@ -311,21 +309,19 @@ impl ConnectionShared {
     /// deferred send is left behind.
     fn run_deferred_sends(&self) {
         while !lock(&self.deferred).is_empty() {
-            let ran = self.writer.try_with(|writer| {
-                let mut guard = WriteGuard { shared: self, writer };
-                // An error here has already failed the connection, its outstanding replies and its queues.
-                if self.check_alive().and_then(|()| guard.run_deferred_sends()).is_err() {
-                    self.drop_deferred_sends();
-                }
-            });
-            match ran {
-                Some(Ok(())) => {}
-                None => return,
-                Some(Err(Poisoned)) => {
+            let mut writer = match self.writer.try_lock() {
+                Ok(writer) => writer,
+                Err(TryLockError::WouldBlock) => return,
+                Err(TryLockError::Poisoned(_)) => {
                     self.fail_poisoned();
                     self.drop_deferred_sends();
                     return;
                 }
+            };
+            let mut guard = WriteGuard { shared: self, writer: &mut writer };
+            // An error here has already failed the connection, its outstanding replies and its queues.
+            if self.check_alive().and_then(|()| guard.run_deferred_sends()).is_err() {
+                self.drop_deferred_sends();
             }
         }
     }

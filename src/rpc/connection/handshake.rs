@@ -51,7 +51,7 @@ pub(in crate::rpc) enum HandshakeError {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rpc) struct ServerHello {
     /// The server's version of the protocol.
-    pub(in crate::rpc) codec: &'static VersionCodec,
+    pub(in crate::rpc) codec: VersionCodec,
     pub(in crate::rpc) version: Version,
     /// The revision of the extensions, from a fanout server.
     pub(in crate::rpc) revision: Option<u8>,

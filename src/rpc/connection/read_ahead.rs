@@ -10,6 +10,9 @@ pub(in crate::rpc) const MAX_UNREAD: usize = 512;
 pub(in crate::rpc) trait ByteSource {
     type Error;
 
+    /// The error of a read that needs more bytes than the stream has.
+    fn ended() -> Self::Error;
+
     /// Receives at least one byte into `dst`. 0: end of the stream.
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error>;
 
@@ -57,20 +60,19 @@ impl ReadAhead {
         unread
     }
 
-    /// Fills `dst` with the next bytes. A remainder larger than the buffer is received directly into `dst`. `false`: end of the
-    /// stream.
+    /// Fills `dst` with the next bytes. A remainder larger than the buffer is received directly into `dst`.
     pub(in crate::rpc) fn read_exact<S: ByteSource>(
         &mut self,
         mut dst: &mut [u8],
         source: &mut S,
-    ) -> Result<bool, S::Error> {
+    ) -> Result<(), S::Error> {
         loop {
             let n = dst.len().min(self.end - self.start);
             dst[..n].copy_from_slice(&self.buffer[self.start..self.start + n]);
             self.start += n;
             dst = &mut dst[n..];
             let more = match dst.len() {
-                0 => return Ok(true),
+                0 => return Ok(()),
                 1..BUFFER_BYTES => self.fill(source)?,
                 _ => {
                     let got = source.receive(dst)?;
@@ -79,38 +81,40 @@ impl ReadAhead {
                 }
             };
             if !more {
-                return Ok(false);
+                return Err(S::ended());
             }
         }
     }
 
-    /// Drops the next `len` bytes. `false`: end of the stream.
-    pub(in crate::rpc) fn skip<S: ByteSource>(&mut self, mut len: u64, source: &mut S) -> Result<bool, S::Error> {
+    /// Drops the next `len` bytes.
+    pub(in crate::rpc) fn skip<S: ByteSource>(&mut self, mut len: u64, source: &mut S) -> Result<(), S::Error> {
         while len > 0 {
             if self.is_empty() && !self.fill(source)? {
-                return Ok(false);
+                return Err(S::ended());
             }
             let n = len.min((self.end - self.start) as u64);
             self.start += n as usize; // n is at most end - start
             len -= n;
         }
-        Ok(true)
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::convert::Infallible;
     use std::io::Read;
 
     /// A source that returns bytes in chunks of random lengths.
     struct Split<'a>(&'a [u8], fastrand::Rng);
 
     impl ByteSource for Split<'_> {
-        type Error = Infallible;
+        /// The end of the stream.
+        type Error = ();
 
-        fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Infallible> {
+        fn ended() {}
+
+        fn receive(&mut self, dst: &mut [u8]) -> Result<usize, ()> {
             let n = dst.len().min(self.1.usize(1..40_000));
             Ok(self.0.read(&mut dst[..n]).unwrap())
         }
@@ -127,15 +131,15 @@ mod tests {
             loop {
                 let n = if rng.bool() { rng.usize(0..100) } else { rng.usize(0..60_000) };
                 let whole = if rng.u8(..4) == 0 {
-                    ahead.skip(n as u64, &mut source).unwrap()
+                    ahead.skip(n as u64, &mut source).is_ok()
                 } else {
                     let mut dst = vec![0; n];
-                    let mut whole = ahead.read_exact(&mut dst, &mut source).unwrap();
+                    let mut whole = ahead.read_exact(&mut dst, &mut source).is_ok();
                     assert!(!whole || dst == bytes[at..at + n], "seed {seed}, {n} bytes at {at}");
                     if whole && n <= MAX_UNREAD {
                         ahead.unread(&dst);
                         dst.fill(0);
-                        whole = ahead.read_exact(&mut dst, &mut source).unwrap();
+                        whole = ahead.read_exact(&mut dst, &mut source).is_ok();
                         assert!(whole && dst == bytes[at..at + n], "seed {seed}, {n} bytes at {at} again");
                     }
                     whole

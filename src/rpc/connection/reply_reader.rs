@@ -160,18 +160,20 @@ impl<R: Requester> ReplyReader<R> {
 
     /// Drops the next bytes.
     pub(in crate::rpc) fn skip(&mut self, len: u64) -> Result<(), ReadError> {
-        let whole = self.ahead.skip(len, &mut self.incoming)?;
-        whole.then_some(()).ok_or(ReadError::Ended)
+        self.ahead.skip(len, &mut self.incoming)
     }
 
     pub(in crate::rpc) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), ReadError> {
-        let whole = self.ahead.read_exact(dst, &mut self.incoming)?;
-        whole.then_some(()).ok_or(ReadError::Ended)
+        self.ahead.read_exact(dst, &mut self.incoming)
     }
 }
 
 impl<R: Requester> ByteSource for IncomingBytes<R> {
     type Error = ReadError;
+
+    fn ended() -> ReadError {
+        ReadError::Ended
+    }
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, ReadError> {
         let mut wait = self.timeouts.idle_check_interval();

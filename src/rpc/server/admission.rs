@@ -20,7 +20,8 @@ use super::hangup_watch::SessionWatch;
 use super::host_memory::{HostMemoryError, SessionMemory};
 use super::limits::Config;
 use super::pending_handshakes::PendingHandshakes;
-use super::tenants::{LimitReached, Resource, Tenant, TenantPermit, Tenants};
+use super::tenants::{LimitReached, Resource, Tenant, Tenants};
+use crate::device::Reservation;
 use crate::rpc::transport::{Aborter, PeerAddr};
 use crate::rpc::wire::ext::{Notification, ServerState};
 
@@ -62,7 +63,7 @@ struct AdmittedSession {
     is_aborted: bool,
     /// None until the handshake is complete. Part of the entry, so that the place is free as soon as the session is no longer
     /// counted.
-    connection: Option<TenantPermit>,
+    connection: Option<Reservation>,
 }
 
 /// A pending handshake that makes room for a new connection. It does not become a session any more, and is closed when this is
@@ -261,7 +262,7 @@ impl AdmissionState {
     /// # Errors
     /// That limit: there is no pending handshake.
     fn close_handshake(&mut self, peer: PeerAddr, reason: LimitReached) -> Result<ClosedHandshake, LimitReached> {
-        let victim = self.pending.victim(Tenant::address(peer), reason.tenant());
+        let victim = self.pending.victim(Tenant::address(peer), reason.tenant);
         let session = victim.and_then(|key| self.sessions.get_mut(&key).map(|session| (key, session)));
         let Some((key, session)) = session else { return Err(reason) };
         session.is_aborted = true;
@@ -308,7 +309,7 @@ impl SessionPermit {
             return Err(Refusal::AfterFaults(remaining));
         }
         let connection = self.admission.tenants.reserve(peer, Resource::Connections).map_err(Refusal::Full)?;
-        memory.reserve_base(self.admission.tenants.host_memory(peer)).map_err(Refusal::FullMemory)?;
+        memory.reserve_base(self.admission.tenants.host_memory_budget(peer)).map_err(Refusal::FullMemory)?;
         session.connection = Some(connection);
         state.pending.remove(self.key);
         Ok(())

@@ -349,7 +349,7 @@ impl SessionAudit {
             self.sent(),
             self.graphs(),
             self.device_time().as_secs_f64(),
-            self.budget().map_or(0, MemoryBudget::peak),
+            self.budget().map_or(0, |budget| budget.peak()),
             reason.name()
         );
         match detail {

@@ -12,7 +12,9 @@ use super::log_limits::LogKind;
 use super::session::failure::{SessionError, SessionFailure};
 use super::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
-use crate::rpc::wire::{CAPS_BYTES, HelloForm, HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
+use crate::rpc::wire::{
+    CAPS_BYTES, HelloForm, HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand, WireError,
+};
 
 /// How the first record of TLS begins: its type and the major version. No command that comes first has this number.
 const TLS_HANDSHAKE: [u8; 2] = [22, 3];
@@ -59,15 +61,12 @@ pub(super) const fn hello_form(len: usize) -> HelloForm {
     if len == 0 { HelloForm::Empty } else { HelloForm::Caps }
 }
 
-/// Rejects a HELLO_EXT that was sent before HELLO or not directly after it.
-///
-/// # Errors
-/// The header is that of a HELLO_EXT.
-pub(super) fn reject_hello_ext(header: [u8; REQUEST_HEADER]) -> Result<(), SessionFailure> {
+/// The failure of a header without a command of ggml's protocol, such as a HELLO_EXT before HELLO or not directly after it.
+pub(super) fn unknown_command(header: [u8; REQUEST_HEADER], error: WireError) -> SessionFailure {
     if header[0] == ExtCommand::HelloExt as u8 {
-        return Err(SessionFailure::new(Some(ExtCommand::HelloExt.name()), HelloError::MisplacedHelloExt));
+        return SessionFailure::new(Some(ExtCommand::HelloExt.name()), HelloError::MisplacedHelloExt);
     }
-    Ok(())
+    SessionFailure::new(None, error)
 }
 
 /// The reply to a HELLO. `None`: clients of this version send no HELLO.
@@ -81,18 +80,17 @@ pub(super) fn hello_reply(version: ServedVersion, state: ServerState) -> Option<
     }))
 }
 
-/// How a client began its connection.
-pub(super) enum Opening {
-    /// With a HELLO, which was answered with this version.
-    Hello(ServedVersion),
-    /// With a request of a version without HELLO. The request is not yet served.
-    WithoutHello(ServedVersion),
-    /// The server is full or draining, or refuses the client. The reason is logged, and was sent if the client has sent a HELLO.
-    Refused,
+/// A client whose connection is a session now.
+pub(super) struct Opening {
+    /// The version by which it is served.
+    pub(super) version: ServedVersion,
+    /// The header of its first request, if the client has sent that instead of a HELLO.
+    pub(super) first_request: Option<[u8; REQUEST_HEADER]>,
 }
 
 /// Reads and serves the first message, if it is HELLO. `header` is its header. Once the message is complete, the connection
-/// becomes a session, and the time limit of the handshake is lifted.
+/// becomes a session, and the time limit of the handshake is lifted. `None`: the server is full or draining, or refuses the client.
+/// The reason is logged, and was sent if the client has sent a HELLO.
 ///
 /// # Errors
 /// The listener serves no version that begins like this.
@@ -103,20 +101,17 @@ pub(super) fn serve_hello(
     versions: &VersionChoice<'_>,
     header: [u8; REQUEST_HEADER],
     body: &mut BodyBuffer,
-) -> Result<Opening, SessionFailure> {
-    reject_hello_ext(header)?;
+) -> Result<Option<Opening>, SessionFailure> {
     if header[..2] == TLS_HANDSHAKE {
         return Err(SessionFailure::new(None, HelloError::Tls));
     }
     if let Some(version) = versions.answer(HelloForm::Absent)
         && version.has_command_number(header[0])
     {
-        return match begin_session(server, connection, permit).map_err(|e| SessionFailure::new(None, e))? {
-            ServerState::Ready => Ok(Opening::WithoutHello(version)),
-            ServerState::Full | ServerState::Draining => Ok(Opening::Refused),
-        };
+        let state = begin_session(server, connection, permit).map_err(|e| SessionFailure::new(None, e))?;
+        return Ok((state == ServerState::Ready).then_some(Opening { version, first_request: Some(header) }));
     }
-    let header = RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))?;
+    let header = RequestHeader::decode(&header).map_err(|e| unknown_command(header, e))?;
     reply_to_hello(server, connection, permit, versions, header, body)
         .map_err(|e| SessionFailure::new(Some(header.command.name()), e))
 }
@@ -163,7 +158,7 @@ fn reply_to_hello(
     versions: &VersionChoice<'_>,
     header: RequestHeader,
     body: &mut BodyBuffer,
-) -> Result<Opening, SessionError> {
+) -> Result<Option<Opening>, SessionError> {
     // Lengths of other requests depend on the client's version, which is unknown.
     if header.command != RpcCommand::Hello {
         return Err(HelloError::ExpectedHello(header.command).into());
@@ -177,7 +172,7 @@ fn reply_to_hello(
     match (state, version, reply) {
         (ServerState::Ready, Some(version), Some(reply)) => {
             connection.send_response(&reply)?;
-            Ok(Opening::Hello(version))
+            Ok(Some(Opening { version, first_request: None }))
         }
         (ServerState::Ready, ..) => Err(HelloError::FormNotServed { form, served: versions.served() }.into()),
         (ServerState::Full | ServerState::Draining, _, reply) => {
@@ -185,7 +180,7 @@ fn reply_to_hello(
             if let Some(Err(e)) = reply.map(|reply| connection.send_response(&reply)) {
                 debug!("{}: refused without a reply: {e}", connection.peer());
             }
-            Ok(Opening::Refused)
+            Ok(None)
         }
     }
 }

@@ -18,23 +18,25 @@
 //! replies, so an admitted session is served also while others hold all the rest. Up to half of the budget is kept for the bases
 //! of sessions to come, so that connected sessions cannot fill the server for new ones.
 
-mod eviction;
+mod byte_semaphore;
 mod session;
 #[cfg(test)]
 mod tests;
 
+pub(super) use byte_semaphore::{BytePermit, ByteSemaphore};
 pub(super) use session::{HostCharge, SessionMemory};
 
 use crate::poison::Unpoisoned;
-use std::sync::atomic::AtomicU64;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use eviction::EVICT_AFTER;
-use session::SessionAccount;
+use session::Account;
 use thiserror::Error;
 
-use crate::device::DeviceError;
+use crate::device::{Budget, DeviceError};
+use crate::rpc::status::HostMemoryStatus;
 
 /// Part of the base for the first bytes of a message's body, which are never charged.
 pub(super) const BASE_BODY_BYTES: usize = 64 << 10;
@@ -53,6 +55,10 @@ pub(super) const BASE_BYTES: u64 = BASE_BODY_BYTES as u64 + BASE_REPLY_BYTES + C
 
 /// Longest wait for host memory that other sessions hold.
 const MAX_WAIT: Duration = Duration::from_secs(10);
+
+/// Part of its longest wait after which a thread ends unfinished messages of others: a message that is just arriving in a short
+/// time is not ended for a wait that it would have satisfied.
+const EVICT_AFTER: u32 = 8;
 
 /// How many times as much as its tenant has left a session may hold. One session can take three quarters of what its tenant may
 /// hold, and another one still finds something.
@@ -87,7 +93,8 @@ impl From<HostMemoryError> for DeviceError {
 
 /// The host memory of a server.
 pub(super) struct HostMemory {
-    limit: u64,
+    /// Contains the budgets of tenants, and the bases and charges of sessions. Changed only while the state is locked.
+    budget: Arc<Budget>,
     /// Bytes that only bases may use.
     kept_for_bases: u64,
     /// Longest wait of a session.
@@ -101,48 +108,27 @@ pub(super) struct HostMemory {
 
 #[derive(Default)]
 struct HostMemoryState {
-    /// Bases of the sessions.
+    /// Of all connections, by the number of their [`SessionMemory`].
+    accounts: BTreeMap<u64, Account>,
+    next_id: u64,
+    /// Bytes of the bases.
     bases: u64,
-    /// Charges of the sessions beyond what their bases have prepaid.
-    charged: u64,
-    peak: u64,
     /// Number of threads that wait for bytes.
     waiting: usize,
-    /// The sessions that have a base.
-    sessions: Vec<Arc<SessionAccount>>,
-}
-
-impl HostMemoryState {
-    fn used(&self) -> u64 {
-        self.bases + self.charged
-    }
-}
-
-/// How much host memory clients use at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HostMemoryInfo {
-    /// The limit in bytes.
-    pub limit: u64,
-    /// Bytes that are reserved now.
-    pub used: u64,
-    /// The most bytes that were reserved at a time.
-    pub peak: u64,
 }
 
 impl HostMemory {
-    /// A budget of `limit` bytes, of which as much as the bases of `max_sessions` need, but at most half, is kept for bases. A
+    /// The host memory of `budget`, of which as much as the bases of `max_sessions` need, but at most half, is kept for bases. A
     /// session waits for up to `stall_timeout`, and at most [`MAX_WAIT`].
-    pub(super) fn new(limit: u64, max_sessions: usize, stall_timeout: Duration) -> Arc<HostMemory> {
-        let kept_for_bases = BASE_BYTES.saturating_mul(max_sessions as u64).min(limit / 2);
+    pub(super) fn new(budget: Arc<Budget>, max_sessions: usize, stall_timeout: Duration) -> Arc<HostMemory> {
+        let kept_for_bases = BASE_BYTES.saturating_mul(max_sessions as u64).min(budget.limit() / 2);
         let max_wait = stall_timeout.min(MAX_WAIT);
         let (evict_after, state, released) = (max_wait / EVICT_AFTER, Mutex::default(), Condvar::new());
-        Arc::new(HostMemory { limit, kept_for_bases, max_wait, evict_after, state, released })
+        Arc::new(HostMemory { budget, kept_for_bases, max_wait, evict_after, state, released })
     }
 
-    pub(super) fn info(&self) -> HostMemoryInfo {
-        let state = self.lock();
-        HostMemoryInfo { limit: self.limit, used: state.used(), peak: state.peak }
+    pub(super) fn status(&self) -> HostMemoryStatus {
+        HostMemoryStatus { used: self.budget.used(), limit: self.budget.limit(), peak: self.budget.peak() }
     }
 
     /// The memory of a new connection, which is to charge nothing before [`SessionMemory::reserve_base`]. `end` closes the
@@ -155,19 +141,57 @@ impl HostMemory {
     #[cfg(test)]
     pub(super) fn admit(self: &Arc<Self>) -> Result<Arc<SessionMemory>, HostMemoryError> {
         let session = self.connect(|| {});
-        session.reserve_base(TenantHostMemory::of_session()).map(|()| session)
+        session.reserve_base(None).map(|()| session)
     }
 
     /// How many bytes of others must be released before a session may hold `own` and its tenant `of_tenant`, while others hold
-    /// `others`: of other tenants, and of other sessions of its tenant.
-    fn missing(&self, tenant: &TenantHostMemory, own: u64, of_tenant: u64, others: u64) -> [u64; 2] {
+    /// `others`: of other tenants, and of other sessions of its tenant, if it `has_tenant`.
+    fn missing(&self, has_tenant: bool, own: u64, of_tenant: u64, others: u64) -> [u64; 2] {
+        let limit = self.budget.limit();
         // As much as the tenant holds then must stay free.
-        let of_others = of_tenant.saturating_mul(2).saturating_add(others).saturating_sub(self.limit);
-        if !tenant.has_sessions {
+        let of_others = of_tenant.saturating_mul(2).saturating_add(others).saturating_sub(limit);
+        if !has_tenant {
             return [of_others, 0];
         }
-        let most = self.limit.saturating_sub(others) / 2;
+        let most = limit.saturating_sub(others) / 2;
         [of_others, own.div_ceil(SESSION_FACTOR).saturating_add(of_tenant).saturating_sub(most)]
+    }
+
+    /// Bytes that are in use or kept for bases to come.
+    fn used_and_kept(&self, state: &HostMemoryState) -> u64 {
+        self.budget.used().saturating_add(self.kept_for_bases.saturating_sub(state.bases))
+    }
+
+    /// Ends sessions with unfinished messages, of the largest holders first, for the session `id` that waits: tenants that hold
+    /// more than `of_tenant`, and sessions of its own tenant that hold more than `own`, until they will release as much as is
+    /// `missing`.
+    fn evict(&self, state: &mut HostMemoryState, id: u64, own: u64, of_tenant: u64, missing: [u64; 2]) {
+        let tenant = state.accounts.get(&id).and_then(|account| account.tenant().cloned());
+        for (is_own_tenant, mut missing) in [false, true].into_iter().zip(missing) {
+            let is_own = |account: &Account| matches!((account.tenant(), &tenant), (Some(one), Some(other)) if Arc::ptr_eq(one, other));
+            let of_kind = state.accounts.values_mut().filter(|account| is_own(account) == is_own_tenant);
+            // Ended before, but not yet released.
+            let (ending, mut victims): (Vec<_>, Vec<_>) = of_kind.partition(|account| account.is_evicted);
+            missing = ending.iter().fold(missing, |missing, account| missing.saturating_sub(account.charged()));
+            victims.retain(|account| {
+                let holds_more = if is_own_tenant { account.charged() > own } else { account.of_tenant() > of_tenant };
+                holds_more && account.charged() > 0 && account.has_unfinished_message
+            });
+            // Ending sessions that do not suffice would help nobody.
+            if victims.iter().map(|account| account.charged()).sum::<u64>() < missing {
+                continue;
+            }
+            victims.sort_by_key(|account| Reverse((account.of_tenant(), account.charged())));
+            for victim in victims {
+                if missing == 0 {
+                    break;
+                }
+                missing = missing.saturating_sub(victim.charged());
+                victim.evict();
+                // It may wait for memory itself.
+                self.released.notify_all();
+            }
+        }
     }
 
     /// Wakes the sessions that wait, after bytes were released.
@@ -177,42 +201,9 @@ impl HostMemory {
         }
     }
 
-    fn refusal(
-        &self,
-        state: &HostMemoryState,
-        requested: u64,
-        session: &SessionAccount,
-        waited: bool,
-    ) -> HostMemoryError {
-        let free = self.limit.saturating_sub(state.bases.max(self.kept_for_bases) + state.charged);
-        let (held, of_tenant) = (session.held(), session.of_tenant());
-        HostMemoryError::Exhausted { requested, held, of_tenant, free, limit: self.limit, waited }
-    }
-
     fn lock(&self) -> MutexGuard<'_, HostMemoryState> {
         // Ignores poisoning: no code that can panic runs while the numbers disagree.
         self.state.lock().unpoisoned()
-    }
-}
-
-/// The host memory of a tenant, which limits its sessions together.
-#[derive(Default)]
-pub(super) struct TenantHostMemory {
-    /// Charges of its sessions beyond what their bases have prepaid. Changed only while the server's state is locked.
-    charged: AtomicU64,
-    /// Whether it may have several sessions.
-    has_sessions: bool,
-}
-
-impl TenantHostMemory {
-    /// Of a tenant with any number of sessions.
-    pub(super) fn new() -> Arc<TenantHostMemory> {
-        Arc::new(TenantHostMemory { charged: AtomicU64::new(0), has_sessions: true })
-    }
-
-    /// Of a session that is a tenant of its own.
-    pub(super) fn of_session() -> Arc<TenantHostMemory> {
-        Arc::default()
     }
 }
 

@@ -52,10 +52,6 @@ pub struct Config {
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
-    /// Maximum number of buffers above 256 KiB on CPU devices, over all sessions; a quarter of it for one key or address,
-    /// except loopback. Each is a memory mapping, of which these devices make at most 4096 per process; an eighth of them is left to
-    /// the scratch of queues.
-    pub max_large_buffers: usize,
     /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session.
     /// Beyond it, the least recently used graphs are dropped.
     pub max_graph_memory: u64,
@@ -125,7 +121,6 @@ impl Default for Config {
             max_host_memory: 1 << 30,
             max_transfer_threads: 256,
             max_buffers: 1 << 16,
-            max_large_buffers: 4096,
             max_graph_memory: 64 << 20,
             max_queues: 4096,
             limits: Config::limits(1 << 15, 16 << 20),
@@ -162,7 +157,6 @@ setters!(Config {
     with_max_host_memory max_host_memory: u64,
     with_max_transfer_threads max_transfer_threads: usize,
     with_max_buffers max_buffers: usize,
-    with_max_large_buffers max_large_buffers: usize,
     with_max_graph_memory max_graph_memory: u64,
     with_max_queues max_queues: usize,
     with_limits limits: Limits,

@@ -1,13 +1,14 @@
 //! RPC server: offers the devices of this process to clients over the network, both fanout's and llama.cpp's.
 //!
 //! ```text
-//! this file: listen → accept → admission, pending_handshakes, tenants (limits of connections) → one thread per connection
+//! this file: listen → accept → admission, pending_handshakes, tenants (budgets of what is counted) → one thread per connection
 //!   ↓
 //! serve            chooses the front end, logs the end of the session (audit)
 //!   ↓
 //! ggml │ extended  the two front ends: decode requests, call the core, encode replies; independent of each other
 //!   ↓
 //! handshake, resource_requests   HELLO, and the requests that both front ends serve
+//! version_adapter   clients of other versions than the newest, before the ggml front end
 //!   ↓
 //! session          the core: buffers, graph import, program cache, uploads, copies, failures; device::Queue does the work
 //!   ↓
@@ -18,11 +19,10 @@
 //!                  transfer_tokens (transfers from other servers), peers (transfers to other servers),
 //!                  collectives (sums with another server, protocol 8.0), groups (collectives of the extension)
 //!   ↓
-//! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
+//! client_connection                   framed I/O with one client, with deadlines
 //! log_limits                          limits the log lines that clients cause
 //! folder                              opens the files of the cache and of the models by their folder's handle
 //! host_memory                         budget of the host memory that clients cause, by tenants and their sessions
-//! thread_budget                       limit of the threads of transfers
 //! refused_clients                     clients that are refused for a time, after faults of their kernels
 //! hangup_watch                        aborts the work of clients that have gone
 //! device_watch                        ends the server when a device is lost
@@ -45,7 +45,6 @@ mod accept;
 mod admission;
 mod allowed_keys;
 mod audit;
-mod byte_semaphore;
 mod client_connection;
 mod collectives;
 mod context;
@@ -75,14 +74,13 @@ mod statistics;
 mod status;
 mod tenants;
 mod tensor_cache;
-mod thread_budget;
 mod transfer_tokens;
+mod version_adapter;
 mod versions;
 
 pub use crate::rpc::transport::BoundSocket;
 pub use allowed_keys::{ServerKeys, ServerKeysError};
 pub use gguf_index::model_link_targets;
-pub use host_memory::HostMemoryInfo;
 pub use ip_network::{IpNetwork, ParseNetworkError};
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
@@ -99,6 +97,7 @@ use std::time::{Duration, Instant};
 use log::{error, info, warn};
 
 use crate::device::{Device, DeviceError};
+use crate::rpc::status::HostMemoryStatus;
 #[cfg(test)]
 use crate::rpc::transport::Listen;
 use crate::rpc::transport::tls::Proof;
@@ -273,7 +272,8 @@ impl Server {
             http: served.http != HttpUse::No,
         };
         let tenants = Tenants::new(&config);
-        let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
+        let host_memory = Arc::clone(&tenants.host_memory);
+        let host_memory = HostMemory::new(host_memory, config.max_connections, config.stall_timeout);
         let admission = Admission::new(&tenants, &config);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let (keys, device_count) = (config.keys.clone(), devices.len());
@@ -500,8 +500,8 @@ impl ServerHandle {
     }
 
     /// The host memory that clients use, and its limit.
-    pub fn host_memory(&self) -> HostMemoryInfo {
-        self.0.host_memory.info()
+    pub fn host_memory(&self) -> HostMemoryStatus {
+        self.0.host_memory.status()
     }
 
     /// Number of accepted connections that are open, whether or not their handshake is complete.

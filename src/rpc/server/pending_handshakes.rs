@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Weak;
 
 use super::audit::SessionAudit;
-use super::tenants::{Tenant, TenantPermit};
+use super::tenants::Tenant;
+use crate::device::Reservation;
 use crate::rpc::transport::Aborter;
 
 /// The pending handshakes of a server.
@@ -28,7 +29,7 @@ pub(super) struct PendingHandshakes {
 /// A connection whose HELLO is not complete.
 struct PendingHandshake {
     /// Counts it.
-    _permit: TenantPermit,
+    _permit: Reservation,
     address: Option<Tenant>,
     connection: Aborter,
     /// Has the number of bytes that the session's thread has received; none before the thread runs.
@@ -44,7 +45,7 @@ impl PendingHandshake {
 }
 
 impl PendingHandshakes {
-    pub(super) fn insert(&mut self, key: u64, permit: TenantPermit, connection: Aborter) {
+    pub(super) fn insert(&mut self, key: u64, permit: Reservation, connection: Aborter) {
         let address = Tenant::address(connection.peer());
         let pending = PendingHandshake { _permit: permit, address, connection, audit: Weak::new() };
         self.by_key.insert(key, pending);

@@ -25,8 +25,8 @@ use super::host_memory::SessionMemory;
 use super::http::{self, is_http};
 use super::log_limits::LogKind;
 use super::session::failure::SessionFailure;
-use super::versions::{ServedVersion, VersionChoice, VersionPolicy};
-use crate::rpc::transport::{self, PeerAddr};
+use super::versions::{VersionChoice, VersionPolicy};
+use crate::rpc::transport;
 use crate::rpc::wire::ext::{ExtCommand, ServerState};
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
@@ -133,16 +133,12 @@ fn serve_requests(
         return Ok(Served::Http(connection, received));
     }
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
-    let answered = match serve_hello(server, &mut connection, permit, &versions, header, &mut body)? {
-        Opening::Refused => return Ok(Served::Session),
-        Opening::Hello(version) => version,
-        Opening::WithoutHello(version) => {
-            begin_session(server, audit, version, peer);
-            return ggml::serve_session(server, connection, &versions, version, header, body).map(|()| Served::Session);
-        }
-    };
-    begin_session(server, audit, answered, peer);
-    let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
+    let opening = serve_hello(server, &mut connection, permit, &versions, header, &mut body)?;
+    let Some(Opening { version: answered, first_request }) = opening else { return Ok(Served::Session) };
+    audit.begin_session(answered, peer);
+    server.logs.log(peer, LogKind::SessionStart, format_args!("{}", audit.first_line()));
+    let next = first_request.map_or_else(|| connection.read_header(), |header| Ok(Some(header)));
+    let Some(header) = next.map_err(|e| SessionFailure::new(None, e))? else {
         // A shutdown closes the connections of clients, too, and so does a list that no longer allows their keys.
         if !server.lifecycle.is_stopping()
             && !permit.is_aborted()
@@ -158,9 +154,4 @@ fn serve_requests(
         ggml::serve_session(server, connection, &versions, answered, header, body)?;
     }
     Ok(Served::Session)
-}
-
-fn begin_session(server: &ServerContext, audit: &SessionAudit, version: ServedVersion, peer: PeerAddr) {
-    audit.begin_session(version, peer);
-    server.logs.log(peer, LogKind::SessionStart, format_args!("{}", audit.first_line()));
 }

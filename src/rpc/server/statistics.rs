@@ -14,7 +14,6 @@ use crossbeam::queue::SegQueue;
 
 use super::audit::SessionAudit;
 use super::counters::Counters;
-use super::host_memory::HostMemoryInfo;
 use super::log_limits::{LogKind, LogLimits};
 use crate::device::{Device, DeviceActivity, MemoryInfo};
 use crate::rpc::transport::PeerAddr;
@@ -43,13 +42,11 @@ pub(super) struct Sample {
 /// What only locks that sessions take too can tell. The thread of the samples finds it out, however many readers there are.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampledFacts {
-    pub(super) host_memory: Option<HostMemoryInfo>,
     /// Of each device; `None`: it has failed.
     pub(super) device_memory: Vec<Option<MemoryInfo>>,
     pub(super) lost: Vec<Option<String>>,
     pub(super) groups: usize,
     pub(super) transfers: usize,
-    pub(super) queues: usize,
 }
 
 pub(super) struct Statistics {

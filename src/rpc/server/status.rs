@@ -6,22 +6,18 @@ use std::time::SystemTime;
 use super::audit::SessionAudit;
 use super::context::ServerContext;
 use super::statistics::SampledFacts;
-use super::tenants::Resource;
 use crate::rpc::status::{
-    DeviceMemoryStatus, DeviceStatus, HostMemoryStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus,
-    Totals,
+    DeviceMemoryStatus, DeviceStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus, Totals,
 };
 use crate::rpc::transport::PeerAddr;
 
 /// What the thread of the samples finds out each second.
 pub(super) fn sample_facts(server: &ServerContext) -> SampledFacts {
     SampledFacts {
-        host_memory: Some(server.host_memory.info()),
         device_memory: server.all_devices.iter().map(|device| device.memory().ok()).collect(),
         lost: server.all_devices.iter().map(|device| device.lost().map(|e| e.to_string())).collect(),
         groups: server.groups.len(),
         transfers: server.transfer_tokens.len(),
-        queues: server.tenants.used(Resource::Queues),
     }
 }
 
@@ -59,7 +55,6 @@ pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> 
         protocol: listener.versions_text(),
         tls: listener.tls,
     };
-    let host_memory = facts.host_memory.map(|of| HostMemoryStatus { used: of.used, limit: of.limit, peak: of.peak });
     ServerStatus {
         build: format!("rpc-server {}", crate::VERSION),
         state: if server.lifecycle.is_ending() { "draining" } else { "ready" }.to_owned(),
@@ -68,7 +63,7 @@ pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> 
         uptime: statistics.uptime().as_secs_f64(),
         listeners: server.listeners.iter().map(listener).collect(),
         devices: devices.collect(),
-        host_memory: host_memory.unwrap_or_default(),
+        host_memory: server.host_memory.status(),
         rates: Rates {
             seconds,
             received: rate(before.received, now.received),

@@ -1,5 +1,5 @@
-//! Tenants: limits per client, by its key or address, on connections, handshakes, queues, large buffers, threads of transfers,
-//! device and host memory, and memory mappings, beside those of the process, so that one host cannot take the whole server.
+//! Tenants: budgets per client, by its key or address, of connections, handshakes, queues, threads of transfers, device and host
+//! memory, and memory mappings, within those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a
 //! network, so a host could use 2^64 addresses of its own. A connection counts as a handshake of its address until HELLO is
@@ -12,27 +12,23 @@
 use crate::poison::Unpoisoned;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use super::allowed_keys::{KeyLimits, ServerKeys};
-use super::host_memory::TenantHostMemory;
 use super::limits::Config;
 use super::refused_clients::RefusedClients;
-use super::thread_budget::ThreadBudget;
-use crate::device::{DEFAULT_SHARE, DeviceKind, MemoryBudget};
+use crate::device::{Budget, BudgetRefusal, DEFAULT_SHARE, DeviceError, MemoryBudget, Reservation, process_mappings};
 use crate::rpc::transport::{KeyName, PeerAddr};
 
 /// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
 /// fit.
-const TENANT_SHARE: usize = 4;
+const TENANT_SHARE: u64 = 4;
 
-/// A CPU device makes a mapping for each buffer above this size in bytes; smaller buffers share mappings (`cpu::memory`).
-const MAX_SMALL_BUFFER: u64 = 256 << 10;
-
-/// A counted resource. The number is the index of its row in [`Tenants::limits`].
+/// A counted resource. The number is the index of its row in [`ROWS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
     /// Sessions: connections whose HELLO is complete.
@@ -41,79 +37,67 @@ pub(super) enum Resource {
     Handshakes,
     /// Queues of the extension.
     Queues,
-    /// Buffers with a mapping of their own.
-    LargeBuffers,
+    /// Threads of transfers between servers. A thread is reserved before it is started: the standard library aborts the
+    /// process if a new thread finds no memory for its signal stack, so that the number of threads must never depend on what
+    /// clients send.
+    TransferThreads,
 }
+
+use Resource::{Connections, Handshakes, Queues, TransferThreads};
 
 /// Number of [`Resource`]s.
 const RESOURCES: usize = 4;
 
-impl Resource {
-    /// The resource that a buffer of `bytes` bytes on a device of `kind` takes, if any.
-    pub(super) fn of_buffer(kind: DeviceKind, bytes: u64) -> Option<Resource> {
-        (kind == DeviceKind::Cpu && bytes > MAX_SMALL_BUFFER).then_some(Resource::LargeBuffers)
-    }
-}
-
-/// The limit of one [`Resource`].
-#[derive(Clone, Copy)]
-struct ResourceLimit {
-    /// Its name in messages.
-    name: &'static str,
-    process: usize,
-    flag: &'static str,
-    tenant: usize,
-    /// The flag of the limit per tenant; `None`: it is a quarter of the other one.
-    tenant_flag: Option<&'static str>,
-}
+/// The resources with their names and flags.
+const ROWS: [(Resource, &str, &str); RESOURCES] = [
+    (Connections, "connections", "--max-connections"),
+    (Handshakes, "handshakes in flight", "--max-handshakes"),
+    (Queues, "queues", "--max-queues"),
+    (TransferThreads, "threads for transfers between servers", "--max-transfer-threads"),
+];
 
 /// What a limit of a key is named in messages.
 const OF_KEY: &str = "of the key in --allow-keys";
 
-/// The counts of a server's clients, in total and by tenant.
+/// The budgets of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
-    limits: [ResourceLimit; RESOURCES],
+    /// Those of the process, by [`Resource`].
+    process: [Arc<Budget>; RESOURCES],
+    /// Number of refused reservations.
+    refusals: [AtomicU64; RESOURCES],
+    max_connections_per_address: u64,
+    /// Host memory of the process.
+    pub(super) host_memory: Arc<Budget>,
     /// Whether addresses of loopback are tenants.
     with_loopback: bool,
     /// Device memory of a tenant in bytes. `None`: only that of the devices limits it.
     memory: Option<u64>,
     /// Limits of keys.
     keys: Option<ServerKeys>,
-    /// Threads of transfers between servers.
-    threads: Arc<ThreadBudget>,
     /// Clients that are refused for a time.
     pub(super) refused: RefusedClients,
-    state: Mutex<TenantsState>,
-}
-
-#[derive(Default)]
-struct TenantsState {
-    used: [usize; RESOURCES],
-    /// Number of refused reservations.
-    refused: [u64; RESOURCES],
     /// One entry for each tenant with a connection, device memory or transfers, so there are never more than the limits of
-    /// these allow.
-    by_tenant: HashMap<Tenant, TenantUse>,
+    /// these allow, and entries that the next new tenant removes.
+    by_tenant: Mutex<HashMap<Tenant, TenantBudgets>>,
 }
 
-/// The use of one tenant.
-struct TenantUse {
-    used: [usize; RESOURCES],
+/// The budgets of one tenant.
+struct TenantBudgets {
+    /// Within those of the process, by [`Resource`].
+    counts: [Arc<Budget>; RESOURCES],
     /// Contains the budgets of its sessions, whose memory mappings it counts together.
     memory: Arc<MemoryBudget>,
-    /// Threads of transfers of all its sessions.
-    threads: Arc<ThreadBudget>,
     /// Host memory of all its sessions.
-    host_memory: Arc<TenantHostMemory>,
+    host_memory: Arc<Budget>,
 }
 
-impl TenantUse {
+impl TenantBudgets {
     /// Device memory and transfers may outlive the last connection, and work of a device that still runs may reserve more of
     /// it: a client that connects again must not get new budgets while anything holds the old ones. Each reservation holds its
     /// budget.
     fn is_unused(&self) -> bool {
-        let is_held = Arc::strong_count(&self.memory) > 1 || Arc::strong_count(&self.host_memory) > 1;
-        self.used == [0; RESOURCES] && !is_held && self.threads.is_unused()
+        let are_counts_unused = self.counts.iter().all(|budget| Arc::strong_count(budget) == 1);
+        are_counts_unused && self.memory.is_unused() && Arc::strong_count(&self.host_memory) == 1
     }
 }
 
@@ -165,61 +149,61 @@ impl Tenant {
     }
 }
 
-/// A reservation that a limit has refused.
-#[derive(Debug, Error)]
-#[error("{subject} already {limit} {name}, {limit_name}")]
-pub(super) struct LimitReached {
-    subject: String,
-    limit: usize,
-    name: &'static str,
-    limit_name: String,
+/// The budget of a [`Resource`] for one client.
+pub(super) struct ClientBudget {
+    tenants: Arc<Tenants>,
     tenant: Option<Tenant>,
+    resource: Resource,
+    budget: Arc<Budget>,
 }
 
-impl LimitReached {
+impl ClientBudget {
+    /// Counts one until the reservation is dropped.
+    ///
+    /// # Errors
+    /// The limit of the process or of the client is reached.
+    pub(super) fn reserve(&self) -> Result<Reservation, LimitReached> {
+        let refused = |refusal| self.tenants.limit_reached(self.tenant, self.resource, refusal);
+        self.budget.reserve(1).map_err(refused)
+    }
+}
+
+/// A reservation that a limit has refused.
+#[derive(Debug, Error)]
+#[error("{text}")]
+pub(super) struct LimitReached {
+    text: String,
     /// The tenant whose limit it is; `None`: the limit of the process.
-    pub(super) fn tenant(&self) -> Option<Tenant> {
-        self.tenant
+    pub(super) tenant: Option<Tenant>,
+}
+
+impl From<LimitReached> for DeviceError {
+    fn from(limit: LimitReached) -> DeviceError {
+        DeviceError::Exhausted { resource: "threads", reason: limit.text }
     }
 }
 
 impl Tenants {
     pub(super) fn new(config: &Config) -> Arc<Tenants> {
-        let limits = [
-            ResourceLimit {
-                name: "connections",
-                process: config.max_connections,
-                flag: "--max-connections",
-                tenant: config.max_connections_per_address,
-                tenant_flag: Some("--max-connections-per-address"),
-            },
-            ResourceLimit {
-                name: "handshakes in flight",
-                process: config.max_handshakes,
-                flag: "--max-handshakes",
-                tenant: config.max_handshakes.div_ceil(TENANT_SHARE),
-                tenant_flag: None,
-            },
-            ResourceLimit {
-                name: "queues",
-                process: config.max_queues,
-                flag: "--max-queues",
-                tenant: config.max_queues.div_ceil(TENANT_SHARE),
-                tenant_flag: None,
-            },
-            ResourceLimit {
-                name: "buffers above 256 KiB on CPU devices",
-                process: config.max_large_buffers,
-                flag: "--max-large-buffers",
-                tenant: config.max_large_buffers.div_ceil(TENANT_SHARE),
-                tenant_flag: None,
-            },
-        ];
-        let threads = ThreadBudget::new(config.max_transfer_threads);
-        let (with_loopback, memory) = (config.loopback_tenants, config.max_memory_per_address);
-        let keys = config.keys.clone();
-        let (refused, state) = (RefusedClients::default(), Mutex::default());
-        Arc::new(Tenants { limits, with_loopback, memory, keys, threads, refused, state })
+        let process = ROWS.map(|(resource, ..)| {
+            Budget::new(match resource {
+                Connections => config.max_connections,
+                Handshakes => config.max_handshakes,
+                Queues => config.max_queues,
+                TransferThreads => config.max_transfer_threads,
+            } as u64)
+        });
+        Arc::new(Tenants {
+            process,
+            refusals: Default::default(),
+            max_connections_per_address: config.max_connections_per_address as u64,
+            host_memory: Budget::new(config.max_host_memory),
+            with_loopback: config.loopback_tenants,
+            memory: config.max_memory_per_address,
+            keys: config.keys.clone(),
+            refused: RefusedClients::default(),
+            by_tenant: Mutex::default(),
+        })
     }
 
     /// The limits of a tenant in the list of keys.
@@ -230,15 +214,34 @@ impl Tenants {
         }
     }
 
-    /// The limit of a tenant on a resource, and the name of the limit for messages.
-    fn limit_of(&self, tenant: Tenant, resource: Resource) -> (usize, String) {
-        let limit = &self.limits[resource as usize];
-        let of_key = Some(tenant).filter(|_| resource == Resource::Connections);
-        match (of_key.and_then(|tenant| self.key_limits(tenant).connections), limit.tenant_flag) {
-            (Some(connections), _) => (connections, format!("the limit {OF_KEY} (connections=)")),
-            (None, Some(flag)) => (limit.tenant, format!("the limit per {} ({flag})", tenant.noun())),
-            (None, None) => (limit.tenant, format!("a quarter of the limit ({})", limit.flag)),
+    /// The limit of a tenant on a resource.
+    fn limit_of(&self, resource: Resource, of_key: &KeyLimits) -> u64 {
+        match (resource, of_key.connections) {
+            (Connections, Some(connections)) => connections as u64,
+            (Connections, None) => self.max_connections_per_address,
+            _ => self.process[resource as usize].limit().div_ceil(TENANT_SHARE),
         }
+    }
+
+    /// Counts and describes the refusal of a reservation of one `resource` for a client of `tenant`.
+    fn limit_reached(&self, tenant: Option<Tenant>, resource: Resource, refusal: BudgetRefusal) -> LimitReached {
+        self.refusals[resource as usize].fetch_add(1, Ordering::Relaxed);
+        let (limit, (_, name, flag)) = (refusal.limit, ROWS[resource as usize]);
+        let owner = tenant.map(Tenant::noun).or((resource == TransferThreads).then_some("session"));
+        let Some(owner) = owner.filter(|_| !refusal.is_parents) else {
+            return LimitReached {
+                text: format!("there are already {limit} {name}, the limit ({flag})"),
+                tenant: None,
+            };
+        };
+        let which = match resource {
+            Connections if tenant.is_some_and(|tenant| self.key_limits(tenant).connections.is_some()) => {
+                format!("the limit {OF_KEY} (connections=)")
+            }
+            Connections => format!("the limit per {owner} (--max-connections-per-address)"),
+            _ => format!("a quarter of the limit ({flag})"),
+        };
+        LimitReached { text: format!("its {owner} has already {limit} {name}, {which}"), tenant }
     }
 
     /// Names the limit on the device memory of the tenant of `peer`, for messages.
@@ -255,24 +258,25 @@ impl Tenants {
         self.key_limits(self.tenant(peer)?).devices
     }
 
-    /// Makes limits of keys that have changed hold for the sessions that there are. The limit of connections is looked up when
-    /// it is used.
+    /// Makes limits of keys that have changed hold for the sessions that there are.
     pub(super) fn update_key_limits(&self) {
-        let mut state = self.lock();
-        for (tenant, entry) in &mut state.by_tenant {
-            self.set_budget_limits(*tenant, &entry.memory);
+        for (tenant, budgets) in &*self.lock() {
+            self.set_limits(*tenant, budgets);
         }
     }
 
-    fn set_budget_limits(&self, tenant: Tenant, budget: &MemoryBudget) {
-        let limits = self.key_limits(tenant);
-        budget.set_limit(limits.memory.or(self.memory).unwrap_or(u64::MAX));
-        budget.set_share(limits.share.unwrap_or(DEFAULT_SHARE));
+    fn set_limits(&self, tenant: Tenant, budgets: &TenantBudgets) {
+        let of_key = self.key_limits(tenant);
+        for (resource, ..) in ROWS {
+            budgets.counts[resource as usize].set_limit(self.limit_of(resource, &of_key));
+        }
+        budgets.memory.set_limit(of_key.memory.or(self.memory).unwrap_or(u64::MAX));
+        budgets.memory.set_share(of_key.share.unwrap_or(DEFAULT_SHARE));
     }
 
     /// How much of a resource all clients use.
-    pub(super) fn used(&self, resource: Resource) -> usize {
-        self.lock().used[resource as usize]
+    pub(super) fn used(&self, resource: Resource) -> u64 {
+        self.process[resource as usize].used()
     }
 
     fn tenant(&self, peer: PeerAddr) -> Option<Tenant> {
@@ -287,8 +291,8 @@ impl Tenants {
 
     /// [`Tenants::identity`] of the clients of the tenant in whose budget this one lies; `None`: it is of no tenant.
     pub(super) fn identity_of_budget(&self, budget: &MemoryBudget) -> Option<String> {
-        let state = self.lock();
-        let tenant = state.by_tenant.iter().find(|(_, entry)| entry.memory.is_same_tenant(budget));
+        let by_tenant = self.lock();
+        let tenant = by_tenant.iter().find(|(_, budgets)| budgets.memory.is_same_tenant(budget));
         tenant.map(|(tenant, _)| tenant.identity())
     }
 
@@ -298,59 +302,24 @@ impl Tenants {
         self.refused.remaining(|| tenant.identity(), Instant::now())
     }
 
-    /// Counts one `resource` of the client at `peer` until the permit is dropped.
+    /// Counts one `resource` of the client at `peer` until the reservation is dropped.
     ///
     /// # Errors
     /// The limit of the process or of the client's tenant is reached.
-    pub(super) fn reserve(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> Result<TenantPermit, LimitReached> {
-        let (at, tenant) = (resource as usize, self.tenant(peer));
-        let limit = &self.limits[at];
-        let mut state = self.lock();
-        // First the tenant's own limit: what it frees there is free in the process, too.
-        self.count(&mut state, tenant, resource)?;
-        if state.used[at] >= limit.process {
-            Tenants::uncount(&mut state, tenant, resource);
-            state.refused[at] += 1;
-            return Err(LimitReached {
-                subject: "there are".to_owned(),
-                limit: limit.process,
-                name: limit.name,
-                limit_name: format!("the limit ({})", limit.flag),
-                tenant: None,
-            });
-        }
-        state.used[at] += 1;
-        Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
+    pub(super) fn reserve(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> Result<Reservation, LimitReached> {
+        self.budget(peer, resource).reserve()
     }
 
-    /// Counts one `resource` of a tenant, if it is one.
-    ///
-    /// # Errors
-    /// The tenant's limit is reached.
-    fn count(&self, state: &mut TenantsState, tenant: Option<Tenant>, resource: Resource) -> Result<(), LimitReached> {
-        let Some(tenant) = tenant else { return Ok(()) };
-        let at = resource as usize;
-        let (limit, limit_name) = self.limit_of(tenant, resource);
-        let used = &mut self.entry(state, tenant).used[at];
-        if *used < limit {
-            *used += 1;
-            return Ok(());
-        }
-        state.refused[at] += 1;
-        let subject = format!("its {} has", tenant.noun());
-        Err(LimitReached { subject, limit, name: self.limits[at].name, limit_name, tenant: Some(tenant) })
-    }
-
-    /// Ends the count of one `resource` of a tenant.
-    fn uncount(state: &mut TenantsState, tenant: Option<Tenant>, resource: Resource) {
-        if let Some(tenant) = tenant
-            && let Some(entry) = state.by_tenant.get_mut(&tenant)
-        {
-            entry.used[resource as usize] -= 1;
-            if entry.is_unused() {
-                state.by_tenant.remove(&tenant);
-            }
-        }
+    /// The budget from which the client at `peer` reserves a resource: that of its tenant. Without a tenant, only the limit of
+    /// the process holds, except for threads, of which each such session has a quarter.
+    pub(super) fn budget(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> ClientBudget {
+        let (tenant, process) = (self.tenant(peer), &self.process[resource as usize]);
+        let budget = match tenant {
+            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).counts[resource as usize]),
+            None if resource == TransferThreads => Budget::within(process, process.limit().div_ceil(TENANT_SHARE)),
+            None => Arc::clone(process),
+        };
+        ClientBudget { tenants: Arc::clone(self), tenant, resource, budget }
     }
 
     /// The limits as names and values, for the users of the client at `peer`: the use of all clients, and that of the clients
@@ -358,78 +327,61 @@ impl Tenants {
     pub(super) fn describe(&self, peer: PeerAddr) -> Vec<(String, String)> {
         let tenant = self.tenant(peer);
         let noun = tenant.map_or("address", Tenant::noun);
-        let key_limits = tenant.map(|tenant| self.key_limits(tenant)).unwrap_or_default();
-        let mut state = self.lock();
-        let used = tenant.map(|tenant| self.entry(&mut state, tenant).used);
+        let of_key = tenant.map(|tenant| self.key_limits(tenant)).unwrap_or_default();
+        let mut by_tenant = self.lock();
+        let own = tenant.map(|tenant| &*self.entry(&mut by_tenant, tenant));
+        let of_limit = |budget: &Budget| format!("{} of {}", budget.used(), budget.limit());
         let mut rows = Vec::new();
-        for (at, limit) in self.limits.iter().enumerate() {
-            rows.push((
-                format!("{} ({})", limit.name, limit.flag),
-                format!("{} of {}, {} refused since the start", state.used[at], limit.process, state.refused[at]),
-            ));
-            let of_key = key_limits.connections.filter(|_| at == Resource::Connections as usize);
-            let flag = match of_key {
-                Some(_) => "connections= in --allow-keys",
-                None => limit.tenant_flag.unwrap_or("a quarter"),
+        for (resource, name, flag) in ROWS {
+            let (at, exempt) = (resource as usize, "not counted, as of loopback");
+            let refused = self.refusals[at].load(Ordering::Relaxed);
+            let of_all = format!("{}, {refused} refused since the start", of_limit(&self.process[at]));
+            rows.push((format!("{name} ({flag})"), of_all));
+            let (flag, exempt) = match resource {
+                // These count for the address: a client has no key before its own handshake is over.
+                Handshakes if matches!(tenant, Some(Tenant::Key(_))) => continue,
+                Connections if of_key.connections.is_some() => ("connections= in --allow-keys", exempt),
+                Connections => ("--max-connections-per-address", exempt),
+                TransferThreads => ("a quarter", "a quarter per client, as of loopback"),
+                _ => ("a quarter", exempt),
             };
-            let of_tenant = used.map_or("not counted, as of loopback".to_owned(), |used| {
-                format!("{} of {}", used[at], of_key.unwrap_or(limit.tenant))
-            });
-            // Handshakes count for the address: a client has no key before its own is over.
-            if at != Resource::Handshakes as usize || !matches!(tenant, Some(Tenant::Key(_))) {
-                rows.push((format!("{} of this {noun} ({flag})", limit.name), of_tenant));
-            }
+            let of_tenant = own.map_or(exempt.to_owned(), |own| of_limit(&own.counts[at]));
+            rows.push((format!("{name} of this {noun} ({flag})"), of_tenant));
         }
-        let flag = key_limits.memory.map_or("--max-memory-per-address", |_| "memory= in --allow-keys");
-        let memory = match (key_limits.memory.or(self.memory), tenant) {
+        let mappings = process_mappings();
+        rows.push(("memory mappings of CPU devices".to_owned(), of_limit(mappings)));
+        if let Some(mappings) = own.and_then(|own| own.memory.mappings()) {
+            rows.push((format!("memory mappings of this {noun} (a quarter)"), of_limit(mappings)));
+        }
+        let flag = of_key.memory.map_or("--max-memory-per-address", |_| "memory= in --allow-keys");
+        let memory = match (of_key.memory.or(self.memory), own) {
             (None, _) => "that of the devices".to_owned(),
             (Some(_), None) => "not counted, as of loopback".to_owned(),
-            (Some(limit), Some(tenant)) => {
-                let used = self.entry(&mut state, tenant).memory.used();
-                format!("{} of {} MiB", used >> 20, limit >> 20)
-            }
+            (Some(limit), Some(own)) => format!("{} of {} MiB", own.memory.used() >> 20, limit >> 20),
         };
         rows.push((format!("device memory of this {noun} ({flag})"), memory));
-        if let Some(share) = key_limits.share {
+        if let Some(share) = of_key.share {
             let value = format!("{share}, of others {DEFAULT_SHARE}");
             rows.push(("share of the time of devices (share= in --allow-keys)".to_owned(), value));
         }
-        let threads = "threads for transfers between servers";
-        rows.push((format!("{threads} (--max-transfer-threads)"), self.threads.to_string()));
-        let of_tenant = tenant.map_or("a quarter per client, as of loopback".to_owned(), |tenant| {
-            self.entry(&mut state, tenant).threads.to_string()
-        });
-        rows.push((format!("{threads} of this {noun} (a quarter)"), of_tenant));
         rows
     }
 
     /// The keys with sessions: name, number of connections, and device memory in bytes.
     pub(super) fn keys_with_sessions(&self) -> Vec<(String, u32, u64)> {
-        let state = self.lock();
-        let described = state.by_tenant.iter().filter_map(|(tenant, entry)| {
-            let (Tenant::Key(name), connections @ 1..) = (tenant, entry.used[Resource::Connections as usize]) else {
-                return None;
-            };
-            Some((name.to_string(), u32::try_from(connections).unwrap_or(u32::MAX), entry.memory.used()))
+        let by_tenant = self.lock();
+        let described = by_tenant.iter().filter_map(|(tenant, budgets)| {
+            let connections = budgets.counts[Connections as usize].used();
+            let (Tenant::Key(name), 1..) = (tenant, connections) else { return None };
+            Some((name.to_string(), u32::try_from(connections).unwrap_or(u32::MAX), budgets.memory.used()))
         });
         described.collect()
     }
 
-    /// The threads of transfers that a session of the client at `peer` may have: together with the other sessions of its
-    /// tenant, a quarter of those of the process. Without a tenant, the session has a quarter of its own.
-    pub(super) fn transfer_threads(&self, peer: PeerAddr) -> Arc<ThreadBudget> {
-        match self.tenant(peer) {
-            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).threads),
-            None => ThreadBudget::quarter_of(&self.threads, "a session"),
-        }
-    }
-
-    /// The host memory of the tenant of `peer`. Without a tenant, the session is one of its own.
-    pub(super) fn host_memory(&self, peer: PeerAddr) -> Arc<TenantHostMemory> {
-        match self.tenant(peer) {
-            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).host_memory),
-            None => TenantHostMemory::of_session(),
-        }
+    /// The host memory of the tenant of `peer`. `None`: no tenant.
+    pub(super) fn host_memory_budget(&self, peer: PeerAddr) -> Option<Arc<Budget>> {
+        let tenant = self.tenant(peer)?;
+        Some(Arc::clone(&self.entry(&mut self.lock(), tenant).host_memory))
     }
 
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
@@ -438,43 +390,24 @@ impl Tenants {
         Some(Arc::clone(&self.entry(&mut self.lock(), tenant).memory))
     }
 
-    /// The entry of a tenant; inserted if there is none. Before an insertion, the entries of tenants without connections and
-    /// without memory are removed, so that the map does not grow.
-    fn entry<'a>(&self, state: &'a mut TenantsState, tenant: Tenant) -> &'a mut TenantUse {
-        if !state.by_tenant.contains_key(&tenant) {
-            state.by_tenant.retain(|_, other| !other.is_unused());
+    /// The budgets of a tenant; inserted if there are none. Before an insertion, those that nothing uses are removed, so that
+    /// the map does not grow.
+    fn entry<'a>(&self, by_tenant: &'a mut HashMap<Tenant, TenantBudgets>, tenant: Tenant) -> &'a mut TenantBudgets {
+        if !by_tenant.contains_key(&tenant) {
+            by_tenant.retain(|_, other| !other.is_unused());
         }
-        let new = || {
-            let memory = MemoryBudget::for_client(u64::MAX);
-            self.set_budget_limits(tenant, &memory);
-            let subject = match tenant {
-                Tenant::Key(_) => "a key",
-                Tenant::Address(_) => "an address",
-            };
-            let threads = ThreadBudget::quarter_of(&self.threads, subject);
-            TenantUse { used: [0; RESOURCES], memory, threads, host_memory: TenantHostMemory::new() }
-        };
-        state.by_tenant.entry(tenant).or_insert_with(new)
+        by_tenant.entry(tenant).or_insert_with(|| {
+            let counts = ROWS.map(|(resource, ..)| Budget::within(&self.process[resource as usize], 0));
+            let (memory, host_memory) = (MemoryBudget::for_client(0), Budget::within(&self.host_memory, u64::MAX));
+            let budgets = TenantBudgets { counts, memory, host_memory };
+            self.set_limits(tenant, &budgets);
+            budgets
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, TenantsState> {
-        // Ignores poisoning: no code that can panic runs while the counts disagree.
-        self.state.lock().unpoisoned()
-    }
-}
-
-/// One reserved [`Resource`]; returned when dropped.
-pub(super) struct TenantPermit {
-    tenants: Arc<Tenants>,
-    tenant: Option<Tenant>,
-    resource: Resource,
-}
-
-impl Drop for TenantPermit {
-    fn drop(&mut self) {
-        let mut state = self.tenants.lock();
-        state.used[self.resource as usize] -= 1;
-        Tenants::uncount(&mut state, self.tenant, self.resource);
+    fn lock(&self) -> MutexGuard<'_, HashMap<Tenant, TenantBudgets>> {
+        // Ignores poisoning: each change is a single call.
+        self.by_tenant.lock().unpoisoned()
     }
 }
 

@@ -37,9 +37,10 @@ use thiserror::Error;
 use super::folder::{Folder, Links, PartialFile};
 use super::limits::CacheConfig;
 use super::log_limits::{LogKind, LogLimits};
+use crate::device::{Budget, Reservation};
 use crate::rpc::wire::{Reader, WireError};
 use owner::OWNER_BYTES;
-use quota::{UploadCharge, Usage};
+use quota::Usage;
 
 const MAGIC: &[u8; 8] = b"fanoutTC";
 const VERSION: u32 = 2;
@@ -74,7 +75,8 @@ pub(super) enum CacheError {
 /// uploads.
 pub(super) struct TensorCache {
     folder: Folder,
-    max_bytes: u64,
+    /// The uploads in progress, as far as their bytes have arrived, within the size limit.
+    uploads: Arc<Budget>,
     usage: Mutex<Usage>,
     logs: Arc<LogLimits>,
 }
@@ -88,8 +90,8 @@ impl TensorCache {
             warn!("cache: other users of this machine may write to {}", folder.path().display());
         }
         folder.remove_abandoned()?;
-        let (max_bytes, logs) = (config.max_bytes, Arc::clone(logs));
-        let cache = TensorCache { folder, max_bytes, usage: Mutex::default(), logs };
+        let (uploads, logs) = (Budget::new(config.max_bytes), Arc::clone(logs));
+        let cache = TensorCache { folder, uploads, usage: Mutex::default(), logs };
         cache.evict_at_start()?;
         Ok(cache)
     }
@@ -133,17 +135,17 @@ impl TensorCache {
     /// Starts writing an entry of `owner` with `len` bytes of data. `None` if the data is too small, if it is larger than the
     /// cache, or if the file cannot be created.
     pub(super) fn begin_write(&self, owner: CacheOwner, len: u64) -> Option<CacheWriter<'_>> {
-        if len < MIN_BYTES || len.checked_add(HEADER_BYTES as u64)? > self.max_bytes {
+        if len < MIN_BYTES || len.checked_add(HEADER_BYTES as u64)? > self.uploads.limit() {
             return None;
         }
-        let charge = UploadCharge::new(self);
+        let charge = self.uploads.reserve(0).ok()?;
         let begin = || {
             let mut file = self.folder.create_partial()?;
             file.file().seek(SeekFrom::Start(HEADER_BYTES as u64))?;
             Ok(file)
         };
         let file = begin().inspect_err(|e| self.log_write_error(e)).ok()?;
-        let entry = PartialEntry { file, charge, owner, fnv: Fnv1a::new(), digest: blake3::Hasher::new() };
+        let entry = PartialEntry { cache: self, file, charge, owner, fnv: Fnv1a::new(), digest: blake3::Hasher::new() };
         Some(CacheWriter { cache: self, len, entry: Some(entry) })
     }
 
@@ -211,9 +213,11 @@ pub(super) struct CacheWriter<'a> {
 }
 
 struct PartialEntry<'a> {
+    cache: &'a TensorCache,
     // Dropped before the charge, so that the bytes are counted as long as the file exists.
     file: PartialFile<'a>,
-    charge: UploadCharge<'a>,
+    /// The part of the size limit that the upload holds: the bytes that it has written.
+    charge: Reservation,
     owner: CacheOwner,
     fnv: Fnv1a,
     digest: blake3::Hasher,
@@ -225,7 +229,7 @@ impl CacheWriter<'_> {
     pub(super) fn update(&mut self, bytes: &[u8]) {
         let Some(entry) = &mut self.entry else { return };
         let written = entry.file.file().stream_position().and_then(|at| {
-            let fits = entry.charge.reserve(at.saturating_add(bytes.len() as u64));
+            let fits = self.cache.reserve_upload(&mut entry.charge, at.saturating_add(bytes.len() as u64));
             if fits {
                 entry.fnv.update(bytes);
                 entry.digest.update(bytes);
@@ -275,7 +279,7 @@ impl PartialEntry<'_> {
 impl Drop for PartialEntry<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.file.discard() {
-            self.charge.cache.log_remove_error(&self.file.path(), &e);
+            self.cache.log_remove_error(&self.file.path(), &e);
         }
     }
 }

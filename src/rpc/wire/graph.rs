@@ -5,7 +5,6 @@ use super::{
     command::Limits,
     request::Body,
     tensor::{TENSOR_RECORD, TensorRecord},
-    version_codec::VersionCodec,
 };
 
 /// A list of tensor ids, borrowed from the encoded message.
@@ -29,48 +28,29 @@ impl<'a> NodeIds<'a> {
     }
 }
 
-/// Tensor records, borrowed from a message. Each access decodes one record, and translates it from the sender's version of the
-/// protocol to the newest one.
+/// Tensor records, borrowed from a message. Each access decodes one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorRecords<'a> {
-    /// Records of `codec.record_len()` bytes.
-    bytes: &'a [u8],
-    codec: &'static VersionCodec,
-}
+pub struct TensorRecords<'a>(pub(super) &'a [[u8; TENSOR_RECORD]]);
 
 impl<'a> TensorRecords<'a> {
-    /// Records of the newest version.
-    pub(super) const fn new(bytes: &'a [[u8; TENSOR_RECORD]]) -> TensorRecords<'a> {
-        TensorRecords { bytes: bytes.as_flattened(), codec: VersionCodec::NEWEST }
-    }
-
     /// The number of records.
     pub const fn len(&self) -> usize {
-        self.bytes.len() / self.codec.record_len()
+        self.0.len()
     }
 
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.0.is_empty()
     }
 
     /// Decodes the record at `index`.
     pub fn get(&self, index: usize) -> Option<TensorRecord> {
-        let len = self.codec.record_len();
-        let start = index.checked_mul(len)?;
-        self.bytes.get(start..start.checked_add(len)?).map(|bytes| self.codec.decode_record(bytes))
+        self.0.get(index).map(TensorRecord::decode)
     }
 
     /// Decodes the records in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorRecord> + DoubleEndedIterator + use<'a> {
-        let codec = self.codec;
-        self.bytes.chunks_exact(codec.record_len()).map(move |bytes| codec.decode_record(bytes))
-    }
-
-    /// Decodes the records in order, with the numbers and flags of the sender's version.
-    pub(super) fn iter_raw(&self) -> impl Iterator<Item = TensorRecord> + use<'a> {
-        let codec = self.codec;
-        self.bytes.chunks_exact(codec.record_len()).map(move |bytes| codec.decode_raw_record(bytes))
+        self.0.iter().map(TensorRecord::decode)
     }
 }
 
@@ -91,7 +71,7 @@ impl<'a> GraphCompute<'a> {
     pub fn new(device: u32, nodes: &'a [[u8; 8]], tensors: &'a [[u8; TENSOR_RECORD]]) -> Result<Self, WireError> {
         check_count("n_nodes", nodes.len() as u64, u32::MAX)?;
         check_count("n_tensors", tensors.len() as u64, u32::MAX)?;
-        Ok(GraphCompute { device, uid: None, nodes: NodeIds(nodes), tensors: TensorRecords::new(tensors) })
+        Ok(GraphCompute { device, uid: None, nodes: NodeIds(nodes), tensors: TensorRecords(tensors) })
     }
 
     /// The same graph with the number under which the server stores it, in the layout of 8.0; 0: the server does not store it.
@@ -105,26 +85,16 @@ impl<'a> GraphCompute<'a> {
     /// [`WireError`], naming the first field that is missing, wrong or over `limits`.
     pub fn decode_with_uid(body: &'a [u8], limits: &Limits) -> Result<Self, WireError> {
         let mut r = Reader::new(body);
-        let graph = GraphCompute::read_fields(&mut r, limits, VersionCodec::NEWEST)?;
+        let graph = GraphCompute::read_fields(&mut r, limits, true)?;
         r.finish("GRAPH_COMPUTE")?;
         Ok(graph)
     }
 
-    /// Reads the layout of a version, whose numbers the records then have.
-    pub(super) fn read_fields(
-        r: &mut Reader<'a>,
-        limits: &Limits,
-        codec: &'static VersionCodec,
-    ) -> Result<Self, WireError> {
-        let device = codec.read_device(r)?;
-        let uid = codec.has_graph_uid().then(|| r.u64("uid")).transpose()?;
-        let n_nodes = r.u32("n_nodes")?;
-        check_count("n_nodes", n_nodes.into(), limits.max_nodes)?;
-        let nodes = NodeIds(r.arrays("nodes", n_nodes)?);
-        let n_tensors = r.u32("n_tensors")?;
-        check_count("n_tensors", n_tensors.into(), limits.max_tensors)?;
-        let tensors = TensorRecords { bytes: r.repeated("tensors", n_tensors, codec.record_len())?, codec };
-        Ok(GraphCompute { device, uid, nodes, tensors })
+    fn read_fields(r: &mut Reader<'a>, limits: &Limits, has_uid: bool) -> Result<Self, WireError> {
+        let device = r.u32("device")?;
+        let uid = has_uid.then(|| r.u64("uid")).transpose()?;
+        let (nodes, tensors) = read_nodes_and_records(r, limits, TENSOR_RECORD)?;
+        Ok(GraphCompute { device, uid, nodes, tensors: TensorRecords(tensors.as_chunks().0) })
     }
 
     /// The number under which the server stores the graph; `None` in the layout of 7.0, which has no such field.
@@ -151,13 +121,11 @@ impl<'a> GraphCompute<'a> {
 impl<'a> Body<'a> for GraphCompute<'a> {
     /// The layout of 7.0. [`GraphCompute::decode_with_uid`] reads that of 8.0.
     fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError> {
-        let graph = GraphCompute::read_fields(r, limits, VersionCodec::V7_0)?;
-        // The numbers of the newest version: extensions have this layout, and other receivers know theirs.
-        Ok(GraphCompute { tensors: TensorRecords { codec: VersionCodec::NEWEST, ..graph.tensors }, ..graph })
+        GraphCompute::read_fields(r, limits, false)
     }
 
     fn size(&self) -> u64 {
-        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.bytes);
+        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.0.as_flattened());
         let uid = if self.uid.is_some() { u64::SIZE } else { 0 };
         3 * u32::SIZE + uid + nodes.len() as u64 + tensors.len() as u64
     }
@@ -168,7 +136,7 @@ impl<'a> Body<'a> for GraphCompute<'a> {
         (self.nodes.len() as u32).write(out); // both constructors limit the counts to u32
         out.extend_from_slice(self.nodes.0.as_flattened());
         (self.tensors.len() as u32).write(out);
-        out.extend_from_slice(self.tensors.bytes);
+        out.extend_from_slice(self.tensors.0.as_flattened());
     }
 }
 
@@ -184,6 +152,20 @@ pub fn graph_cost(body: u64, graph: &GraphCompute<'_>) -> u64 {
     let sources = graph.tensors().iter().map(|record| sources(&record.src)).sum::<u64>();
     let (tensors, nodes) = (graph.tensors().len() as u64, graph.nodes().len() as u64);
     body + tensors * TENSOR_BYTES + nodes * NODE_BYTES + sources * SOURCE_BYTES
+}
+
+/// Reads the ids of a graph, and its records of `record_len` bytes.
+pub(super) fn read_nodes_and_records<'a>(
+    r: &mut Reader<'a>,
+    limits: &Limits,
+    record_len: usize,
+) -> Result<(NodeIds<'a>, &'a [u8]), WireError> {
+    let n_nodes = r.u32("n_nodes")?;
+    check_count("n_nodes", n_nodes.into(), limits.max_nodes)?;
+    let nodes = NodeIds(r.arrays("nodes", n_nodes)?);
+    let n_tensors = r.u32("n_tensors")?;
+    check_count("n_tensors", n_tensors.into(), limits.max_tensors)?;
+    Ok((nodes, r.repeated("tensors", n_tensors, record_len)?))
 }
 
 fn check_count(what: &'static str, have: u64, limit: u32) -> Result<(), WireError> {

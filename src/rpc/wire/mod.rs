@@ -58,8 +58,7 @@ pub(crate) use version::CAPS_BYTES;
 pub use version::{ConnCaps, DEFAULT_PORT, PROTOCOL_VERSION, Version};
 #[cfg_attr(not(feature = "client"), allow(unused_imports))]
 pub(crate) use version_codec::{
-    HelloForm, MAX_SET_TENSOR_2D_HEAD, MAX_SET_TENSOR_HEAD, NotExpressible, SUPPORTED_VERSIONS, VersionCodec,
-    VersionDetector,
+    ClientCodec, HelloForm, MAX_UPLOAD_HEAD, NotExpressible, SUPPORTED_VERSIONS, VersionCodec, VersionDetector,
 };
 
 #[cfg(test)]

@@ -399,7 +399,7 @@ pub struct GetAllocSize<'a> {
 impl<'a> GetAllocSize<'a> {
     /// The records of the sources; each access decodes one.
     pub fn srcs(&self) -> TensorRecords<'a> {
-        TensorRecords::new(self.srcs)
+        TensorRecords(self.srcs)
     }
 }
 

@@ -21,23 +21,24 @@ macro_rules! record {
             $($(#[$doc])* pub $field: $ty,)*
         }
 
+        /// An encoded record, whose fields can be changed.
         #[derive(Clone, Copy, Pod, Zeroable)]
         #[repr(C, packed)]
-        struct Packed {
-            $($field: $ty,)*
+        pub(super) struct PackedRecord {
+            $(pub(super) $field: $ty,)*
         }
 
         // Casts between arrays of equal size compile to plain loads, which matters because graphs have thousands of records.
         impl TensorRecord {
             /// Decodes a record. Any 296 bytes are a record; graph validation checks the values of the fields.
             pub fn decode(bytes: &[u8; TENSOR_RECORD]) -> TensorRecord {
-                let packed: Packed = bytemuck::cast(*bytes);
+                let packed: PackedRecord = bytemuck::cast(*bytes);
                 TensorRecord { $($field: packed.$field,)* }
             }
 
             /// Encodes the record.
             pub fn encode(&self) -> [u8; TENSOR_RECORD] {
-                bytemuck::cast(Packed { $($field: self.$field,)* })
+                bytemuck::cast(PackedRecord { $($field: self.$field,)* })
             }
         }
     };
@@ -74,7 +75,7 @@ record! {
     use_count: i32,
 }
 
-const _: () = assert!(size_of::<Packed>() == TENSOR_RECORD);
+const _: () = assert!(size_of::<PackedRecord>() == TENSOR_RECORD);
 
 impl TensorRecord {
     /// The tensor is an output of the graph: it must be written to memory even if its node is fused with others.
@@ -86,6 +87,20 @@ impl TensorRecord {
     pub fn name(&self) -> Cow<'_, str> {
         let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
         String::from_utf8_lossy(&self.name[..end])
+    }
+}
+
+impl PackedRecord {
+    /// The record at the start of `bytes`.
+    pub(super) fn at(bytes: &mut [u8]) -> &mut PackedRecord {
+        bytemuck::from_bytes_mut(&mut bytes[..TENSOR_RECORD])
+    }
+
+    /// Removes the sources from number `first` on.
+    pub(super) fn remove_sources_from(&mut self, first: usize) {
+        let mut sources = self.src;
+        sources[first..].fill(0);
+        self.src = sources;
     }
 }
 

@@ -65,7 +65,7 @@ impl SplitRunner for WholeSplits {
         let queue = running.queue();
         // Executed by this thread, the nodes of the first rank would delay the submission of the others.
         let done = if self.inline && prepared.plan.task.collective_groups().is_empty() {
-            queue.run_inline_or_submit(program, bindings, INLINE_BUDGET)
+            queue.run_inline(program, bindings, INLINE_BUDGET)
         } else {
             queue.run(program, bindings)
         };

@@ -6,7 +6,7 @@ use fanout::device::{
     Buffer, Collectives, CopyOutcome, Device, DeviceActivity, DeviceError, DeviceInfo, DeviceKind, Feature,
     ForwardDevice, ForwardQueue, HostBuffer, HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MappedFile,
     Membership, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue,
-    ReadOnlyMapping, Region, RunInline, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
+    ReadOnlyMapping, Region, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
@@ -189,8 +189,8 @@ impl Queue for CallProbeQueue {
         if self.able { Some(self) } else { None }
     }
 
-    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        if self.able { Some(self) } else { None }
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, _: Duration) -> Result<(), DeviceError> {
+        self.record("run_inline").run(program, bindings)
     }
 
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
@@ -214,12 +214,6 @@ impl LoadByDigest for CallProbeQueue {
     ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.record("load_by_digest");
         Ok(PendingRead::ready(LoadOutcome::Found))
-    }
-}
-
-impl RunInline for CallProbeQueue {
-    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, _: Duration) -> Result<(), DeviceError> {
-        self.record("run_inline").run(program, bindings)
     }
 }
 
@@ -307,7 +301,7 @@ fn exercise(device: &dyn Device) {
     if let Some(collectives) = queue.collectives() {
         collectives.join(1, Membership::group(&[&*cpu(1)], 64, &budget).unwrap().remove(0)).unwrap();
     }
-    queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(1)).unwrap();
+    queue.run_inline(&program, &bindings, Duration::from_secs(1)).unwrap();
 }
 
 /// Wraps a device.
@@ -348,7 +342,7 @@ fn a_wrapper_without_an_inner_queue_fails_every_call() {
     let mut queue: Box<dyn Queue> = Box::new(ForwardAllQueue(Err(DeviceError::Ended)));
     assert_eq!(queue.fill(buffer.whole(), 0), Err(DeviceError::Ended));
     assert_eq!(queue.mark().wait(test_deadline()), Err(DeviceError::Ended));
-    assert!(queue.prefault().is_none() && queue.load_by_digest().is_none() && queue.run_inline().is_none());
+    assert!(queue.prefault().is_none() && queue.load_by_digest().is_none());
     assert!(queue.collectives().is_none());
 }
 

@@ -247,14 +247,14 @@ fn small_work_stays_in_order_after_pending_work() {
     let mut queue = device.queue(&budget).unwrap();
     for round in 1..=3u8 {
         upload(&mut *queue, &buffer, &[1.0; 16]);
-        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline(&program, &bindings, Duration::from_secs(60)).unwrap();
         let point = queue.mark();
         assert_eq!(point.poll(), Ok(true), "all work ran inline");
         assert_eq!(first(&mut *queue, &buffer), Ok(2.0));
         // From here on all work is pending.
         let gate = fanout::device::Timeline::new();
         queue.wait(&fanout::device::TimelinePoint::new(&gate, 1)).unwrap();
-        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline(&program, &bindings, Duration::from_secs(60)).unwrap();
         let early = queue.download(buffer.region(0, 4).unwrap()).unwrap();
         upload(&mut *queue, &buffer, &[f32::from(round); 16]);
         queue.run(&program, &bindings).unwrap();
@@ -281,7 +281,7 @@ fn a_program_beyond_its_inline_budget_continues_on_the_thread() {
     let mut queue = device.queue(&budget).unwrap();
     for budget_us in [0, 10, 20, 50, 100, 200, 500, 1000, 5000] {
         upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
-        queue.run_inline_or_submit(&program, &bindings, Duration::from_micros(budget_us)).unwrap();
+        queue.run_inline(&program, &bindings, Duration::from_micros(budget_us)).unwrap();
         let got =
             floats(&queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(test_deadline()).unwrap());
         assert!(got.iter().all(|&v| v == (1 + nodes) as f32), "with an inline budget of {budget_us} us");
@@ -336,7 +336,7 @@ fn queues_share_the_pool_in_turns() {
                 if round % 4 == 3 {
                     queue.run(&program, &bindings).unwrap();
                 } else {
-                    queue.run_inline_or_submit(&program, &bindings, Duration::from_micros(200)).unwrap();
+                    queue.run_inline(&program, &bindings, Duration::from_micros(200)).unwrap();
                 }
             }
             let got = queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(test_deadline()).unwrap();

@@ -156,7 +156,7 @@ fn writes_to_a_read_only_mapping_are_refused() {
     for (program, bindings) in [(&program, vec![weight, x, y]), (&square, vec![slot])] {
         let bindings: Arc<[_]> = bindings.into();
         refused(queue.run(program, &bindings), "run");
-        refused(queue.run_inline_or_submit(program, &bindings, std::time::Duration::from_secs(1)), "run inline");
+        refused(queue.run_inline(program, &bindings, std::time::Duration::from_secs(1)), "run inline");
     }
     if let Some(memory) = queue.prefault() {
         memory.prefault(&imported.whole());

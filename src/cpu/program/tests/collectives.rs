@@ -55,7 +55,7 @@ impl Rank {
     fn submit(&mut self, inline: bool) {
         let bindings = Arc::from([self.buffer.whole()]);
         if inline {
-            self.queue.run_inline_or_submit(&self.program, &bindings, Duration::from_secs(60)).unwrap();
+            self.queue.run_inline(&self.program, &bindings, Duration::from_secs(60)).unwrap();
         } else {
             self.queue.run(&self.program, &bindings).unwrap();
         }
@@ -375,7 +375,7 @@ fn a_program_of_an_unknown_group_is_refused_and_the_queue_stays_usable() {
     let whole = device.alloc(1 << 10, &budget()).unwrap().whole();
     let refused = rank.queue.run(&program, &Arc::from([whole.clone()]));
     assert!(matches!(refused, Err(DeviceError::Misuse(text)) if text.contains("not joined")), "{refused:?}");
-    let refused = rank.queue.run_inline().unwrap().run_inline(&program, &Arc::from([whole]), Duration::ZERO);
+    let refused = rank.queue.run_inline(&program, &Arc::from([whole]), Duration::ZERO);
     assert!(matches!(refused, Err(DeviceError::Misuse(text)) if text.contains("not joined")), "{refused:?}");
     rank.submit(false);
     assert_eq!(rank.download(x), [2.0; 10]);

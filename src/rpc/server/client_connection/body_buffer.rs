@@ -29,6 +29,29 @@ impl BodyBuffer {
         &self.bytes[..len]
     }
 
+    /// As [`BodyBuffer::message`], to change them.
+    pub(in crate::rpc::server) fn message_mut(&mut self, len: usize) -> &mut [u8] {
+        &mut self.bytes[..len]
+    }
+
+    /// Replaces the body by another one.
+    ///
+    /// # Errors
+    /// As [`SessionMemory::wait`].
+    pub(in crate::rpc::server) fn replace(&mut self, body: &[u8]) -> Result<(), HostMemoryError> {
+        self.reserve(body.len())?;
+        self.bytes[..body.len()].copy_from_slice(body);
+        Ok(())
+    }
+
+    /// Makes room for `len` bytes.
+    ///
+    /// # Errors
+    /// As [`SessionMemory::wait`].
+    pub(in crate::rpc::server) fn reserve(&mut self, len: usize) -> Result<(), HostMemoryError> {
+        if self.bytes.len() < len { self.grow(len) } else { Ok(()) }
+    }
+
     /// Allocates `room` bytes, after they are charged. Waits for host memory: no more of the message is read meanwhile.
     ///
     /// # Errors

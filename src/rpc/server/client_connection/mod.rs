@@ -23,7 +23,7 @@ use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
 use crate::rpc::transport::{self, Deadline, PeerAddr, Receiver, TransportError};
-use crate::rpc::wire::{MAX_SET_TENSOR_2D_HEAD, REQUEST_HEADER, Response, ResponseHeader};
+use crate::rpc::wire::{MAX_UPLOAD_HEAD, REQUEST_HEADER, Response, ResponseHeader};
 
 /// Spin-then-park: longest time that a session polls for the next request before its thread sleeps. The pause between two
 /// tokens of a small model is shorter, so that decoding never pays for a wake-up; after a longer pause the latency of a wake-up
@@ -85,8 +85,8 @@ struct RequestSource {
     /// Adaptive spins for the next request after a request without a reply `[0]` and after a reply `[1]`: the client's pauses
     /// differ.
     spins: [AdaptiveSpin; 2],
-    /// Whether the next bytes begin a message, so that the client may take its time.
-    between_messages: bool,
+    /// Between two messages: how long the client may pause. `None` within a message, whose bytes must keep pace.
+    max_pause: Option<Duration>,
     /// How fast the bytes of the current message arrive.
     pace: Pace,
     /// The deadline of the handshake; `None` once it is complete.
@@ -96,8 +96,28 @@ struct RequestSource {
 impl ByteSource for RequestSource {
     type Error = TransportError;
 
+    fn ended() -> TransportError {
+        TransportError::Closed
+    }
+
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
-        let got = self.receive_by_deadline(dst)?;
+        let got = match (&self.handshake, self.max_pause) {
+            // One deadline for the whole handshake: a client that sends single bytes must not extend it.
+            (Some(handshake), _) => {
+                let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.timeout() };
+                handshake.remaining().ok_or_else(late)?;
+                self.receiver.read_into(dst, handshake).map_err(|e| if e.is_timeout() { late() } else { e })?
+            }
+            (None, Some(max)) => self.receiver.read_into(dst, &Deadline::after(max))?,
+            (None, None) => {
+                let start = Instant::now();
+                self.audit.set_reading(true);
+                let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
+                self.audit.set_reading(false);
+                self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
+                got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.pace.limit()))?
+            }
+        };
         self.audit.count_received(got);
         Ok(got)
     }
@@ -112,23 +132,6 @@ impl ByteSource for RequestSource {
         let got = self.receive(dst);
         self.spins[spin].record(since);
         got
-    }
-}
-
-impl RequestSource {
-    fn receive_by_deadline(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
-        let Some(handshake) = &self.handshake else {
-            let start = Instant::now();
-            self.audit.set_reading(!self.between_messages);
-            let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
-            self.audit.set_reading(false);
-            self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
-            return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.pace.limit()));
-        };
-        // One deadline for the whole handshake: a client that sends single bytes must not extend it.
-        let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.timeout() };
-        handshake.remaining().ok_or_else(late)?;
-        self.receiver.read_into(dst, handshake).map_err(|e| if e.is_timeout() { late() } else { e })
     }
 }
 
@@ -148,7 +151,7 @@ impl ClientConnection {
             receiver,
             audit: Arc::clone(audit),
             replied: false,
-            between_messages: false,
+            max_pause: None,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
             pace: Pace::new(timeouts.stall),
             handshake: Some(Deadline::after(timeouts.handshake)),
@@ -202,7 +205,8 @@ impl ClientConnection {
                 Err(e) => return Err(e.into()),
             }
         }
-        let header = self.read_array()?;
+        let mut header = [0; REQUEST_HEADER];
+        self.read_exact(&mut header)?;
         self.serving = true;
         self.watch.count_boundary();
         self.requests.audit.set_command(Some(header[0]));
@@ -238,11 +242,9 @@ impl ClientConnection {
     /// Receives bytes ahead of their message: for up to `timeout`, or until the end of the handshake. They do not count for the
     /// pace of the message. Returns false at the end of the stream.
     fn fill_within(&mut self, timeout: Duration) -> Result<bool, TransportError> {
-        let pace = std::mem::replace(&mut self.requests.pace, Pace::new(timeout));
-        self.requests.between_messages = true;
+        self.requests.max_pause = Some(timeout);
         let filled = self.read_ahead.fill(&mut self.requests);
-        self.requests.between_messages = false;
-        self.requests.pace = pace;
+        self.requests.max_pause = None;
         filled
     }
 
@@ -282,12 +284,12 @@ impl ClientConnection {
 
     /// Fills `dst` with the next bytes of a message. A large `dst` is filled directly from the transport, without a copy.
     pub(super) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), TransportError> {
-        if self.read_ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
+        self.read_ahead.read_exact(dst, &mut self.requests)
     }
 
     /// Returns the bytes that were read last, at most [`MAX_UNREAD`], so that the next read has them again.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
-        const { assert!(MAX_SET_TENSOR_2D_HEAD <= MAX_UNREAD, "the longest start of a message that a session reads twice") }
+        const { assert!(MAX_UPLOAD_HEAD <= MAX_UNREAD, "the longest start of a message that is read again") }
         self.read_ahead.unread(bytes);
     }
 
@@ -298,16 +300,27 @@ impl ClientConnection {
     /// # Errors
     /// Of the connection, or if the host memory is not available in time, or is needed for others.
     pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut BodyBuffer) -> Result<&'a [u8], ReadBodyError> {
-        let _unfinished = self.memory.begin_message(len);
-        // An eviction closes the connection, so that the read fails.
-        let read = self.read_into_body(len, into).map_err(|e| self.memory.eviction().map_or(e, ReadBodyError::Memory));
-        read.map(|()| into.message(len))
+        self.read_body_behind(0, len, into)?;
+        Ok(into.message(len))
     }
 
-    fn read_into_body(&mut self, len: usize, into: &mut BodyBuffer) -> Result<(), ReadBodyError> {
-        let mut have = 0;
+    /// As [`ClientConnection::read_body`], with `gap` bytes of any content in front, a few.
+    pub(super) fn read_body_behind(
+        &mut self,
+        gap: usize,
+        len: usize,
+        into: &mut BodyBuffer,
+    ) -> Result<(), ReadBodyError> {
+        let _unfinished = self.memory.begin_message(len);
+        // An eviction closes the connection, so that the read fails.
+        let read = self.read_into_body(gap, gap + len, into);
+        read.map_err(|e| self.memory.eviction().map_or(e, ReadBodyError::Memory))
+    }
+
+    fn read_into_body(&mut self, gap: usize, len: usize, into: &mut BodyBuffer) -> Result<(), ReadBodyError> {
+        let mut have = gap;
         while have < len {
-            if into.bytes_mut().len() == have {
+            if into.bytes_mut().len() <= have {
                 into.grow((2 * have).max(BASE_BODY_BYTES).min(len))?;
             }
             let until = into.bytes_mut().len().min(len);
@@ -319,7 +332,7 @@ impl ClientConnection {
 
     /// Reads and discards the next `len` bytes of a message.
     pub(super) fn discard(&mut self, len: u64) -> Result<(), TransportError> {
-        if self.read_ahead.skip(len, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
+        self.read_ahead.skip(len, &mut self.requests)
     }
 
     /// The sending half, which the other threads of the session share.

@@ -5,7 +5,7 @@ use crate::poison::Unpoisoned;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::rpc::connection::{MessageWriter, WriteSlot};
+use crate::rpc::connection::MessageWriter;
 use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::transport::{Aborter, Deadline, Sender, TransportError};
 use crate::rpc::wire::ext::Notification;
@@ -20,7 +20,8 @@ const CLIENT_STALLED: &str = "the client read no bytes of its reply";
 pub(in crate::rpc::server) struct ClientWriter {
     aborter: Aborter,
     stall_timeout: Duration,
-    writer: WriteSlot<MessageWriter>,
+    /// Locked while a thread writes, which may block on the client for up to the stall timeout.
+    writer: Mutex<MessageWriter>,
     /// Counts the sent bytes.
     audit: Arc<SessionAudit>,
     /// First failed write of a thread other than the session's: the name of its message, and the error.
@@ -35,7 +36,7 @@ impl ClientWriter {
         stall_timeout: Duration,
         audit: &Arc<SessionAudit>,
     ) -> Arc<ClientWriter> {
-        let writer = WriteSlot::new(MessageWriter::new(sender, stall_timeout));
+        let writer = Mutex::new(MessageWriter::new(sender, stall_timeout));
         let audit = Arc::clone(audit);
         Arc::new(ClientWriter { aborter, stall_timeout, writer, audit, write_failure: Mutex::default() })
     }
@@ -71,14 +72,11 @@ impl ClientWriter {
         &self,
         work: impl FnOnce(&mut MessageWriter) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
-        // A thread that panicked while it wrote has left a truncated message, behind which nothing can be sent.
-        let sent = self.writer.with(|writer| {
-            self.audit.set_writing(true);
-            let sent = work(writer);
-            self.audit.set_writing(false);
-            sent
-        });
-        let sent = sent.unwrap_or_else(|_| Err(TransportError::cut()));
+        // Poisoned: a thread that panicked while it wrote has left a truncated message, behind which nothing can be sent.
+        let mut writer = self.writer.lock().map_err(|_| TransportError::cut())?;
+        self.audit.set_writing(true);
+        let sent = work(&mut writer);
+        self.audit.set_writing(false);
         sent.map_err(|e| e.with_timeout_details(CLIENT_STALLED, self.stall_timeout))
     }
 

@@ -75,7 +75,7 @@ impl ReductionTarget<'_> {
     fn run(&mut self, program: &Program, bindings: &[&Region]) -> Result<(), DeviceError> {
         let bindings = bindings.iter().map(|&region| region.clone()).collect();
         if self.inline {
-            self.queue.run_inline_or_submit(program, &bindings, INLINE_BUDGET)
+            self.queue.run_inline(program, &bindings, INLINE_BUDGET)
         } else {
             self.queue.run(program, &bindings)
         }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::notifier::NotifierShared;
 use crate::device::{DeviceError, GroupHandle, PendingRead, TimelinePoint};
-use crate::rpc::server::byte_semaphore::BytePermit;
 use crate::rpc::server::client_connection::ClientWriter;
+use crate::rpc::server::host_memory::BytePermit;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{
     DeviceFault, ExtCommand, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,

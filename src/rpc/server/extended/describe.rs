@@ -7,7 +7,6 @@ use crate::graph::validate::{self, GraphError, OpSet, UntrustedTensor, widen_str
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::host_memory::HostMemoryInfo;
 use crate::rpc::server::listen::ListenerInfo;
 use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
 use crate::rpc::transport::PeerAddr;
@@ -20,13 +19,8 @@ use crate::tensor::{DType, TensorDesc};
 /// Most keys that the reply names, so that it does not grow with the list of keys.
 const MAX_TENANTS: usize = 256;
 
-/// The reply to HELLO_EXT for the client at `peer`, which may use `devices`. `host_memory` is that of all clients.
-pub(super) fn hello_ext_reply(
-    server: &ServerContext,
-    peer: PeerAddr,
-    devices: &[&Arc<dyn Device>],
-    host_memory: HostMemoryInfo,
-) -> HelloExtReply {
+/// The reply to HELLO_EXT for the client at `peer`, which may use `devices`.
+pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, devices: &[&Arc<dyn Device>]) -> HelloExtReply {
     HelloExtReply {
         build: format!("rpc-server {}", crate::VERSION),
         max_message: server.config.limits.max_body,
@@ -38,7 +32,7 @@ pub(super) fn hello_ext_reply(
         },
         sessions: server.lifecycle.session_count(),
         listeners: server.listeners.iter().map(listener_record).collect(),
-        limits: limit_records(server, peer, host_memory),
+        limits: limit_records(server, peer),
         tenants: tenant_records(server, peer),
         devices: devices.iter().map(|device| device_record(&***device)).collect(),
     }
@@ -60,8 +54,8 @@ fn tenant_records(server: &ServerContext, peer: PeerAddr) -> Vec<TenantRecord> {
 }
 
 /// The limits that clients share, those of the client's address included, each with its option.
-fn limit_records(server: &ServerContext, peer: PeerAddr, host_memory: HostMemoryInfo) -> Vec<(String, String)> {
-    let config = &server.config;
+fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)> {
+    let (config, host_memory) = (&server.config, server.host_memory.status());
     let mut limits = server.tenants.describe(peer);
     let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
     limits.push(("device memory of a client (--max-memory)".to_owned(), memory));

@@ -11,7 +11,7 @@ use crate::rpc::server::host_memory::{HostCharge, HostMemoryError};
 use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::import_graph;
-use crate::rpc::server::session::program_cache::CachedProgram;
+use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram, INLINE_BUDGET};
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{DeviceFault, PrepareGraph, RunGraph};
@@ -89,9 +89,12 @@ impl ExtendedSession<'_> {
             return Err(ExtendedError::WrongGraphDevice { queue, device, graph, graph_device }.into());
         }
         match &cached.program {
-            Ok(prepared) => {
+            Ok(BoundProgram { program, bindings }) => {
                 self.resources.server.count_graph(self.connection.audit());
-                queue.submit(|queue| prepared.submit(queue, inline))?;
+                queue.submit(|queue| match inline {
+                    true => queue.run_inline(program, bindings, INLINE_BUDGET),
+                    false => queue.run(program, bindings),
+                })?;
             }
             Err(_) if queue.completions.has_failed() => {}
             Err(e) => queue.completions.fail(DeviceFault::from(e))?,

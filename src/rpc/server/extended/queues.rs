@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::completions::Completions;
 use super::error::ExtendedError;
-use crate::device::{DeviceError, Queue, TimelinePoint};
+use crate::device::{DeviceError, Queue, Reservation, TimelinePoint};
 use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
-use crate::rpc::server::tenants::TenantPermit;
 use crate::rpc::server::transfer_tokens::Receiver;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::DeviceFault;
@@ -32,7 +31,7 @@ pub(super) struct OpenQueue {
     /// The device queue; `None` if the device could not create it, or if it was dropped after a failed wait.
     queue: Option<WatchedQueue>,
     /// Counts the queue against the limits of queues until its device queue is dropped. `None`: it could not be created.
-    _permit: Option<TenantPermit>,
+    _permit: Option<Reservation>,
     pub(super) completions: Completions,
     /// Receives bytes from other servers; created for the first RECEIVE_FROM_PEER.
     pub(super) receiver: Option<Receiver>,
@@ -175,7 +174,7 @@ impl Queues {
         &mut self,
         number: u32,
         device: u32,
-        created: Result<(WatchedQueue, TenantPermit), DeviceFault>,
+        created: Result<(WatchedQueue, Reservation), DeviceFault>,
         mut completions: Completions,
     ) -> Result<(), TransportError> {
         let (queue, permit) = match created {

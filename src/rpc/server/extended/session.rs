@@ -10,13 +10,12 @@ use super::load_by_digest::LoadCounts;
 use super::notifier::Notifier;
 use super::queues::Queues;
 
-use crate::rpc::server::byte_semaphore::ByteSemaphore;
 use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection, ClientWriter};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::groups::{GroupTimeouts, IncomingLink, SessionGroups};
 use crate::rpc::server::handshake::HelloError;
 use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard};
-use crate::rpc::server::host_memory::BASE_REPLY_BYTES;
+use crate::rpc::server::host_memory::{BASE_REPLY_BYTES, ByteSemaphore};
 use crate::rpc::server::peers::{PeerLog, PeerPool};
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder_bug};
@@ -24,6 +23,7 @@ use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::server::status;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{
@@ -47,11 +47,11 @@ pub(super) struct ExtendedSession<'a> {
     pub(super) tokens: TokenLedger,
     pub(super) peer_pool: PeerPool,
     /// Limits the memory of replies that are not sent yet.
-    pub(super) reply_memory: Arc<ByteSemaphore>,
+    pub(super) reply_memory: ByteSemaphore,
     pub(super) load_counts: LoadCounts,
     pub(super) notifier: Notifier,
-    /// End the waits of the session that are not waits for one of its queues, when the client has gone.
-    _cancellers: [CancellerGuard; 3],
+    /// Ends the waits of the session that are not waits for one of its queues, when the client has gone.
+    _canceller: CancellerGuard,
     pub(super) connection: ClientConnection,
     pub(super) writer: Arc<ClientWriter>,
     pub(super) resources: SessionResources<'a, GraphNumber>,
@@ -68,7 +68,7 @@ pub(in crate::rpc::server) fn serve_session(
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, connection.memory(), CacheLimits::EVICT_FEWEST);
     connection.audit().set_budget(&resources.budget);
-    let threads = server.tenants.transfer_threads(peer);
+    let threads = Arc::new(server.tenants.budget(peer, Resource::TransferThreads));
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
     // Shorter than the deadlines of queues, so that their failure names the rank that is late.
@@ -81,13 +81,8 @@ pub(in crate::rpc::server) fn serve_session(
     let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory(), log);
     let reply_memory = server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES);
     let reply_memory = ByteSemaphore::new(reply_memory, connection.memory(), BASE_REPLY_BYTES);
-    let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
     let receives = Arc::clone(tokens.transfers());
-    let cancellers = [
-        watch.on_hangup(CancelOrder::Wait, move || replies.close()),
-        watch.on_hangup(CancelOrder::Wait, move || in_flight.close()),
-        watch.on_hangup(CancelOrder::Wait, move || receives.close()),
-    ];
+    let canceller = watch.on_hangup(CancelOrder::Wait, move || receives.close());
     let mut session = ExtendedSession {
         queues: Queues::default(),
         staging_queues: HashMap::new(),
@@ -98,7 +93,7 @@ pub(in crate::rpc::server) fn serve_session(
         reply_memory,
         load_counts: LoadCounts::default(),
         notifier,
-        _cancellers: cancellers,
+        _canceller: canceller,
         connection,
         writer: Arc::clone(&writer),
         resources,
@@ -134,9 +129,7 @@ impl ExtendedSession<'_> {
             return Err(HelloError::UnsupportedRevision(hello.revision).into());
         }
         let mut reply = Vec::new();
-        let host_memory = self.resources.memory.of_server();
-        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, &self.resources.devices, host_memory))
-            .encode(&mut reply);
+        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, &self.resources.devices)).encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
         self.connection.audit().set_extended();

@@ -13,8 +13,8 @@ use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::host_staged_copy;
 use crate::rpc::server::session::request_error::RequestError;
-use crate::rpc::server::session::upload;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{CopySpan, ExtCommand, ExtRequest, Fill, ReadSpans, TensorShape, WRITE_HEAD, WriteHead};
 use crate::tensor::{DType, TensorDesc};
@@ -45,8 +45,12 @@ impl ExtendedSession<'_> {
         let mut remaining = data;
         if data > 0 && open_queue.charge_upload(data, self.resources.server.config.reply_timeout)? {
             let received = open_queue.submit(|queue| {
-                let received = |piece: &[u8]| remaining = remaining.saturating_sub(piece.len() as u64);
-                match upload::upload_from_client(connection, queue, region, tensor.as_ref(), received) {
+                let receive = |piece: &mut [u8]| {
+                    connection.read_exact(piece)?;
+                    remaining = remaining.saturating_sub(piece.len() as u64);
+                    Ok::<_, TransportError>(())
+                };
+                match queue.upload_from(region, tensor.as_ref(), receive) {
                     Ok(()) => Ok(Ok(())),
                     // A lost connection ends the session, and must not be reported as a failure of the queue.
                     Err(UploadError::Source(e)) => Ok(Err(e)),

@@ -17,6 +17,7 @@ use crate::rpc::server::collectives::{
 };
 use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::wire::{CommAllreduce, CommFree, CommInit, Response};
 use crate::tensor::{DType, TensorDesc};
 
@@ -77,7 +78,7 @@ impl GgmlSession<'_> {
             let (link, claim) = server.rendezvous.accept(request, at, allowlist, timeouts, &hung_up)?;
             (link, Some(claim))
         } else {
-            let permit = server.tenants.transfer_threads(self.resources.peer).reserve();
+            let permit = server.tenants.reserve(self.resources.peer, Resource::TransferThreads);
             let permit = permit.map_err(|e| RendezvousError::NotDialled(e.to_string()))?;
             (collectives::dial(request, permit, allowlist, timeouts, &hung_up)?, None)
         };
@@ -152,7 +153,7 @@ impl GgmlSession<'_> {
         let hung_up = || self.connection.hung_up();
         let target = ReductionTarget {
             device: &**target,
-            queue: self.queues.get(device)?,
+            queue: &mut **self.queues.get(device)?,
             inline,
             budget: &self.resources.budget,
             stall_timeout: config.stall_timeout,

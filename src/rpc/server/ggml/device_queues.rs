@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::device::{Device, DeviceError, MemoryBudget, Queue};
+use crate::device::{Device, DeviceError, MemoryBudget};
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::session::failure::SessionError;
@@ -38,36 +38,29 @@ impl<'a> DeviceQueues<'a> {
     ///
     /// # Errors
     /// There is no such device, or the device cannot open a queue.
-    pub(super) fn get(&mut self, device: u32) -> Result<&mut dyn Queue, SessionError> {
-        Ok(&mut **self.get_watched(device)?)
-    }
-
-    /// The queue of a device, by which uploads are charged.
-    ///
-    /// # Errors
-    /// As [`DeviceQueues::get`].
-    pub(super) fn get_watched(&mut self, device: u32) -> Result<&mut WatchedQueue, SessionError> {
+    pub(super) fn get(&mut self, device: u32) -> Result<&mut WatchedQueue, SessionError> {
         let count = self.devices.len();
         let index = device as usize;
         let (Some(target), Some(queue)) = (self.devices.get(index), self.queues.get_mut(index)) else {
             return Err(RequestError::NoSuchDevice { device, count }.into());
         };
-        Ok(get_or_open(&***target, queue, (&self.budget, &self.watch, &self.memory))?)
+        Ok(match queue {
+            Some(queue) => queue,
+            none => none.insert(WatchedQueue::open(&***target, &self.budget, &self.watch, &self.memory)?),
+        })
     }
 
     /// The queues of two different devices.
     ///
     /// # Errors
     /// As [`DeviceQueues::get`].
-    pub(super) fn get_pair(&mut self, a: u32, b: u32) -> Result<[&mut dyn Queue; 2], SessionError> {
-        let count = self.devices.len();
-        let pair = (self.devices.get(a as usize), self.devices.get(b as usize));
-        let queues = self.queues.get_disjoint_mut([a as usize, b as usize]);
-        let ((Some(device_a), Some(device_b)), Ok([a, b])) = (pair, queues) else {
-            return Err(RequestError::NoSuchDevice { device: a.max(b), count }.into());
-        };
-        let with = (&self.budget, &self.watch, &self.memory);
-        Ok([&mut **get_or_open(&***device_a, a, with)?, &mut **get_or_open(&***device_b, b, with)?])
+    pub(super) fn get_pair(&mut self, a: u32, b: u32) -> Result<[&mut WatchedQueue; 2], SessionError> {
+        self.get(a)?;
+        self.get(b)?;
+        match self.queues.get_disjoint_mut([a as usize, b as usize]) {
+            Ok([Some(a), Some(b)]) => Ok([a, b]),
+            _ => Err(RequestError::NoSuchDevice { device: a.max(b), count: self.devices.len() }.into()),
+        }
     }
 
     /// Whether a device other than `device` has been used by this session.
@@ -82,15 +75,4 @@ impl<'a> DeviceQueues<'a> {
     pub(super) fn wait_idle(&mut self, until: Instant) -> Result<(), DeviceError> {
         self.queues.iter_mut().flatten().try_for_each(|queue| queue.mark().wait(Some(until)))
     }
-}
-
-fn get_or_open<'q>(
-    device: &dyn Device,
-    queue: &'q mut Option<WatchedQueue>,
-    (budget, watch, memory): (&Arc<MemoryBudget>, &Arc<SessionWatch>, &Arc<SessionMemory>),
-) -> Result<&'q mut WatchedQueue, DeviceError> {
-    Ok(match queue {
-        Some(queue) => queue,
-        none => none.insert(WatchedQueue::open(device, budget, watch, memory)?),
-    })
 }

@@ -6,9 +6,7 @@ use super::graph_store::MissingGraph;
 use super::graphs::StoredId;
 use crate::rpc::server::collectives::ExchangeError;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::versions::ServedVersion;
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::NotExpressible;
 
 /// An invalid request. The client is at fault.
 #[derive(Debug, Error)]
@@ -17,15 +15,6 @@ pub(super) enum GgmlError {
     NoLastGraph(u32),
     #[error("device {} has no graph {}: {reason}", id.device, id.uid)]
     NoStoredGraph { id: StoredId, reason: MissingGraph },
-    #[error("{number} is no command of protocol {version}, by which this client is served")]
-    NotInVersion { number: u8, version: ServedVersion },
-    #[error(
-        "the versions that the client may have ({candidates}) number the ops of this graph differently, so it is not \
-         computed by a guess; {remedy}"
-    )]
-    UndecidedVersion { candidates: String, remedy: String },
-    #[error("invalid graph: {0}")]
-    Node(#[from] NotExpressible),
     #[error("{count} rows of {size} bytes: expected at least one row with at least one byte")]
     NoRows { size: u64, count: u64 },
     #[error(

@@ -5,17 +5,15 @@
 
 use std::time::Instant;
 
-use log::debug;
-
 use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::graph::validate::OpSet;
 use crate::rpc::server::client_connection::BodyBuffer;
 use crate::rpc::server::host_memory::HostCharge;
-use crate::rpc::server::session::failure::{SessionError, decoder_bug};
+use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::{ImportedGraph, import_graph};
-use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram};
-use crate::rpc::wire::{GraphCompute, GraphRecompute, Request, RpcCommand, VersionCodec, graph_cost};
+use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram, INLINE_BUDGET};
+use crate::rpc::wire::{GraphCompute, GraphRecompute, graph_cost};
 
 /// Key of a cached program.
 pub(super) enum GraphKey {
@@ -59,14 +57,13 @@ impl GgmlSession<'_> {
     /// submission. For a new graph without a number, `body` is moved into the cache as the key.
     pub(super) fn graph_compute(&mut self, len: usize, body: &mut BodyBuffer) -> Result<(), SessionError> {
         let message = body.message(len);
-        if self.codec().has_graph_uid()
-            && let Some(uid @ 1..) = message.get(4..12).and_then(|uid| uid.try_into().ok()).map(u64::from_le_bytes)
-        {
-            return self.compute_stored(uid, message);
+        // The size in the header was checked, so the body has both numbers.
+        let (device, uid) = message.split_at(size_of::<u32>());
+        let device = device.first_chunk().copied().map_or(0, u32::from_le_bytes);
+        let uid = uid.first_chunk().copied().map_or(0, u64::from_le_bytes);
+        if uid != 0 {
+            return self.compute_stored(StoredId { device, uid }, message);
         }
-        // The size in the header was checked, so the body has at least four bytes.
-        let device = message.first_chunk().copied().filter(|_| self.codec().has_device_field());
-        let device = device.map_or(0, u32::from_le_bytes);
         if let Some(cached) = self.resources.programs.get(device, message) {
             let program = cached.program.clone()?;
             return self.run_program(device, &program);
@@ -77,10 +74,9 @@ impl GgmlSession<'_> {
     }
 
     /// Runs a graph, and stores it under its number.
-    fn compute_stored(&mut self, uid: u64, message: &[u8]) -> Result<(), SessionError> {
+    fn compute_stored(&mut self, id: StoredId, message: &[u8]) -> Result<(), SessionError> {
         let imported = self.import(message)?;
-        let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
-        let id = StoredId { device, uid };
+        let StoredId { device, uid } = id;
         let cleared = self.graph_store.record_compute(device, uid, message, &imported.graph.buffers)?;
         // The same number may name another graph than before.
         let is_stale = |key: &GraphKey| match key {
@@ -94,7 +90,7 @@ impl GgmlSession<'_> {
 
     /// Decodes, validates and compiles the graph of a message, after the program cache has evicted what it must for it.
     fn import(&mut self, message: &[u8]) -> Result<CostedGraph, SessionError> {
-        let graph = self.decode_graph(message)?;
+        let graph = GraphCompute::decode_with_uid(message, &self.resources.server.config.limits)?;
         let target = self.resources.device(graph.device())?;
         let cost = graph_cost(message.len() as u64, &graph);
         if self.resources.programs.evict_for(cost) {
@@ -128,30 +124,6 @@ impl GgmlSession<'_> {
         program
     }
 
-    /// Decodes a graph of the client's version. It may be what tells the version. While several versions are possible, only
-    /// graphs are decoded that have the same ops in all of them: their cached programs are right whatever is found out later.
-    fn decode_graph<'a>(&mut self, message: &'a [u8]) -> Result<GraphCompute<'a>, SessionError> {
-        let limits = &self.resources.server.config.limits;
-        let decode = |codec: &'static VersionCodec| match codec.decode(RpcCommand::GraphCompute, message, limits)? {
-            Request::GraphCompute(graph) => Ok(graph),
-            _ => Err(decoder_bug()),
-        };
-        self.detector.observe_graph_body(message, limits);
-        let assumed = self.codec();
-        let mut graph = decode(assumed)?;
-        self.detector.observe_graph(&graph);
-        if self.codec() != assumed {
-            debug!("{}: the client has protocol {}", self.resources.peer, self.codec());
-            graph = decode(self.codec())?;
-        }
-        if self.detector.disagrees_on(&graph) {
-            let (candidates, remedy) = (self.detector.candidate_names(), self.version.undecided_remedy());
-            return Err(GgmlError::UndecidedVersion { candidates, remedy }.into());
-        }
-        self.codec().check_nodes(&graph).map_err(GgmlError::from)?;
-        Ok(graph)
-    }
-
     /// Runs a graph again: the one with the number, or, up to 7.0, the one that ran last on the device.
     pub(super) fn graph_recompute(&mut self, request: &GraphRecompute) -> Result<(), SessionError> {
         let device = request.device;
@@ -172,7 +144,6 @@ impl GgmlSession<'_> {
             self.graph_store.record_use(id.device, id.uid);
             return Ok(cached.program.clone()?);
         }
-        let _rebuilt = self.resources.memory.wait(self.graph_store.body_len(id.device, id.uid))?;
         let body =
             self.graph_store.body(id.device, id.uid).map_err(|reason| GgmlError::NoStoredGraph { id, reason })?;
         let imported = self.import(&body)?;
@@ -184,6 +155,7 @@ impl GgmlSession<'_> {
     fn run_program(&mut self, device: u32, program: &BoundProgram) -> Result<(), SessionError> {
         let inline = !self.queues.other_devices_in_use(device);
         self.resources.server.count_graph(self.connection.audit());
-        Ok(program.submit(self.queues.get(device)?, inline)?)
+        let (queue, BoundProgram { program, bindings }) = (self.queues.get(device)?, program);
+        Ok(if inline { queue.run_inline(program, bindings, INLINE_BUDGET) } else { queue.run(program, bindings) }?)
     }
 }

@@ -1,4 +1,5 @@
-//! Front end of ggml's RPC protocol, for llama.cpp's clients of every version that `versions` lists.
+//! Front end of ggml's RPC protocol, for llama.cpp's clients: of the newest version, and of each older one behind a
+//! `version_adapter`.
 //!
 //! Serves one request at a time, with one implicit queue per device. The protocol has no error reply: a failed request ends the
 //! session, and one log line names the client, the command and the reason.

@@ -7,7 +7,7 @@
 use crate::device::{DeviceError, Queue, Region};
 
 /// Minimum size of an upload that counts as a weight, in bytes. Another weight is likely to follow.
-const MIN_UPLOAD_BYTES: u64 = 1 << 20;
+pub(super) const MIN_UPLOAD_BYTES: u64 = 1 << 20;
 
 /// Bytes that are prefaulted behind a large upload.
 const PREFAULT_AHEAD_BYTES: u64 = 64 << 20;
@@ -18,25 +18,18 @@ const PREFAULT_STEP_BYTES: u64 = 1 << 20;
 /// Predicts the next upload, and prefaults its region.
 #[derive(Default)]
 pub(super) struct Prefault {
-    /// Device, and the region behind the last large upload.
-    pending: Option<(u32, Region)>,
+    /// Device, and the region behind the last large upload, until the session prefaults it.
+    pub(super) pending: Option<(u32, Region)>,
     /// Id of the buffer that was prefaulted last, and the offset up to which it is prefaulted.
     prefaulted: Option<(u64, u64)>,
 }
 
 impl Prefault {
-    /// Records an upload to `region` of a device. After a large upload, the bytes behind it become the pending region.
+    /// Records an upload of a weight to `region` of a device: the bytes behind it become the pending region.
     pub(super) fn record_upload(&mut self, device: u32, region: &Region) -> Result<(), DeviceError> {
-        if region.bytes() >= MIN_UPLOAD_BYTES {
-            let (buffer, end) = (region.buffer(), region.offset() + region.bytes());
-            self.pending = Some((device, buffer.region(end, PREFAULT_AHEAD_BYTES.min(buffer.bytes() - end))?));
-        }
+        let (buffer, end) = (region.buffer(), region.offset() + region.bytes());
+        self.pending = Some((device, buffer.region(end, PREFAULT_AHEAD_BYTES.min(buffer.bytes() - end))?));
         Ok(())
-    }
-
-    /// Takes the pending region and its device. There is one per large upload.
-    pub(super) fn take_pending(&mut self) -> Option<(u32, Region)> {
-        self.pending.take()
     }
 
     /// Prefaults `region`, except for the part that was prefaulted before, until `readable` reports the next request.

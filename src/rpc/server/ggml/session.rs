@@ -1,29 +1,22 @@
 //! Session of ggml's protocol: the loop over the client's requests, and their dispatch.
 
-use std::time::Duration;
-
 use super::collectives::Communicators;
 use super::device_queues::DeviceQueues;
-use super::error::GgmlError;
 use super::graph_store::GraphStore;
 use super::graphs::GraphKey;
 use super::prefault::Prefault;
+use crate::device::Region;
 use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection};
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::handshake::{HelloError, reject_hello_ext};
+use crate::rpc::server::handshake::{HelloError, unknown_command};
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::tensor_cache::CacheOwner;
+use crate::rpc::server::version_adapter::VersionAdapter;
 use crate::rpc::server::versions::{ServedVersion, VersionChoice};
-use crate::rpc::wire::{
-    BodySize, REQUEST_HEADER, Request, RequestHeader, Response, RpcCommand, VersionCodec, VersionDetector,
-};
-
-/// How long the session waits for the next request after a GRAPH_COMPUTE, if some of the versions that the client may have
-/// reply with a status: clients of these send nothing before it, the others read the result at once. Happens once per session.
-const STATUS_WAIT: Duration = Duration::from_millis(200);
+use crate::rpc::wire::{Limits, REQUEST_HEADER, Request, RequestHeader, Response, RpcCommand};
 
 /// A session of ggml's protocol.
 pub(super) struct GgmlSession<'a> {
@@ -35,12 +28,8 @@ pub(super) struct GgmlSession<'a> {
     pub(super) prefault: Prefault,
     /// Whose entries of the tensor cache the client finds.
     pub(super) cache_owner: CacheOwner,
-    /// Where to report that `version` works; `None` once that is done.
-    unconfirmed: Option<&'a VersionChoice<'a>>,
-    /// The version of the protocol that HELLO was answered with.
-    pub(super) version: ServedVersion,
-    /// Which of the versions that `version` stands for the client has.
-    pub(super) detector: VersionDetector,
+    /// `None` once the client is known to have the newest version.
+    adapter: Option<VersionAdapter<'a>>,
     /// Bodies of the graphs that a client of 8.0 has numbered.
     pub(super) graph_store: GraphStore,
 }
@@ -66,15 +55,15 @@ pub(in crate::rpc::server) fn serve_session(
         queues,
         prefault: Prefault::default(),
         cache_owner: CacheOwner::new(&server.tenants.identity(versions.peer())),
-        unconfirmed: Some(versions),
-        version,
-        detector: version.detector(),
+        adapter: Some(VersionAdapter::new(version, versions)),
         graph_store,
         communicators: Communicators::default(),
     };
     loop {
         session.serve_request(header, &mut body)?;
-        session.prefault_while_idle();
+        if let Some((device, region)) = session.prefault.pending.take() {
+            session.prefault_while_idle(device, &region);
+        }
         match session.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             Some(next) => header = next,
             None => {
@@ -85,66 +74,56 @@ pub(in crate::rpc::server) fn serve_session(
     }
 }
 
+/// Reads the body of a request of the newest version, except for an upload, and returns its length.
+fn receive(
+    header: RequestHeader,
+    connection: &mut ClientConnection,
+    body: &mut BodyBuffer,
+    limits: &Limits,
+) -> Result<usize, SessionError> {
+    let len = header.body_len(limits)?;
+    if !matches!(header.command, RpcCommand::SetTensor | RpcCommand::SetTensor2d) {
+        connection.read_body(len, body)?;
+    }
+    Ok(len)
+}
+
 impl GgmlSession<'_> {
     /// Serves one request. A failure contains the name of its command.
     fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut BodyBuffer) -> Result<(), SessionFailure> {
-        reject_hello_ext(header)?;
-        let [number, size @ ..] = header;
-        let size = u64::from_le_bytes(size);
-        self.detector.observe_header(number, size);
-        let Some(command) = self.codec().command(number) else {
-            let known = RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))?;
-            let error = GgmlError::NotInVersion { number, version: self.version };
-            // Without HELLO commands had other numbers, so the name of today would mislead.
-            let name = self.codec().has_device_field().then(|| known.command.name());
-            return Err(SessionFailure::new(name, error));
+        let limits = &self.resources.server.config.limits;
+        let (command, received) = match &mut self.adapter {
+            None => {
+                let header = RequestHeader::decode(&header).map_err(|e| unknown_command(header, e))?;
+                (header.command, receive(header, &mut self.connection, body, limits))
+            }
+            Some(adapter) => {
+                let (command, len) = adapter.receive(header, &mut self.connection, body, limits)?;
+                (command, Ok(len))
+            }
         };
-        // Only a command of the answered version shows that it is the client's.
-        self.unconfirmed.take_if(|versions| versions.report_command(self.version, command));
-        let len =
-            self.codec().body_len(command, size, &self.resources.server.config.limits).map_err(SessionError::from);
-        let done = len.and_then(|len| {
-            self.serve_command(command, len, body)?;
-            self.acknowledge(command)
+        let done = received.and_then(|len| self.serve_command(command, len, body)).and_then(|()| {
+            let Some(adapter) = &mut self.adapter else { return Ok(()) };
+            adapter.acknowledge(command, &mut self.connection)?;
+            self.adapter.take_if(|adapter| adapter.is_unneeded());
+            Ok(())
         });
-        body.trim();
+        if command != RpcCommand::SetTensor {
+            body.trim();
+        }
         done.map_err(|e| SessionFailure::new(Some(command.name()), e))
     }
 
-    /// The codec of the client's version, as far as it is known.
-    pub(super) fn codec(&self) -> &'static VersionCodec {
-        self.detector.codec()
-    }
-
-    /// Replies to a request that has a reply in older versions only: with nothing, or with the status 0 (success) of a graph. A
-    /// failure closes the connection instead.
-    fn acknowledge(&mut self, command: RpcCommand) -> Result<(), SessionError> {
-        if command == RpcCommand::GraphCompute && self.detector.is_graph_status_undecided() {
-            let waits = !self.connection.wait_for_input(STATUS_WAIT)?;
-            self.detector.observe_wait_for_status(waits);
-        }
-        if command.response().is_none()
-            && let Some(BodySize::Exact(len)) = self.codec().response_size(command)
-        {
-            self.connection.begin_response(len, &[0][..usize::from(len > 0)])?;
-        }
-        Ok(())
-    }
-
-    /// Serves a request with `len` bytes of body. SET_TENSOR and SET_TENSOR_2D stream them to the device; all others read them
-    /// into `body`.
+    /// Serves a request with `len` bytes of body: next on the connection for SET_TENSOR and SET_TENSOR_2D, which stream them to
+    /// the device, and in `body` for all others.
     fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut BodyBuffer) -> Result<(), SessionError> {
-        if command == RpcCommand::SetTensor2d {
-            return self.set_tensor_2d(len, body);
+        match command {
+            RpcCommand::SetTensor => return self.set_tensor(len),
+            RpcCommand::SetTensor2d => return self.set_tensor_2d(len, body),
+            RpcCommand::GraphCompute => return self.graph_compute(len, body),
+            _ => {}
         }
-        if command == RpcCommand::SetTensor {
-            return self.set_tensor(len);
-        }
-        self.connection.read_body(len, body)?;
-        if command == RpcCommand::GraphCompute {
-            return self.graph_compute(len, body);
-        }
-        match self.codec().decode(command, body.message(len), &self.resources.server.config.limits)? {
+        match Request::decode(command, body.message(len), &self.resources.server.config.limits)? {
             Request::Hello(_) => Err(HelloError::RepeatedHello.into()),
             // The list of devices is in memory, so its length fits.
             Request::DeviceCount(_) => {
@@ -190,10 +169,9 @@ impl GgmlSession<'_> {
     }
 
     /// Prefaults the region of the next upload until the next request arrives.
-    fn prefault_while_idle(&mut self) {
-        let Some((device, region)) = self.prefault.take_pending() else { return };
+    fn prefault_while_idle(&mut self, device: u32, region: &Region) {
         if let Ok(queue) = self.queues.get(device) {
-            self.prefault.prefault_until(&region, queue, || self.connection.has_unread_input());
+            self.prefault.prefault_until(region, &mut **queue, || self.connection.has_unread_input());
         }
     }
 }

@@ -4,25 +4,21 @@ use std::time::Instant;
 
 use log::debug;
 
+use super::prefault::MIN_UPLOAD_BYTES;
 use super::session::GgmlSession;
 use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
-use crate::rpc::server::session::{host_staged_copy, upload};
+use crate::rpc::server::session::host_staged_copy;
 use crate::rpc::server::tensor_cache::{CacheReader, EntryKey, TensorCache};
 use crate::rpc::wire::{
-    CopyTensor, GetTensor, InitTensor, MAX_SET_TENSOR_2D_HEAD, MAX_SET_TENSOR_HEAD, MemsetTensor, Response, RpcCommand,
-    SetTensorHash,
+    CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
 };
 use crate::tensor::TensorDesc;
 
 /// Chunk size of the download of a large tensor, in bytes. While a chunk is sent, the device reads the next one.
 const DOWNLOAD_CHUNK_BYTES: u64 = 1 << 20;
-
-/// Clients before 7.0 send a hash before each upload of more than so many bytes, and the server caches these uploads without
-/// being asked to.
-const HASHED_BYTES: u64 = 10 << 20;
 
 impl GgmlSession<'_> {
     /// Fills a region with `value`; an empty region is allowed.
@@ -53,48 +49,31 @@ impl GgmlSession<'_> {
     /// SET_TENSOR with a body of `len` bytes: streams its data to the device and, if the client requests it, to the tensor
     /// cache.
     pub(super) fn set_tensor(&mut self, len: usize) -> Result<(), SessionError> {
-        self.detect_by_upload(RpcCommand::SetTensor, len)?;
-        let codec = self.codec();
-        let mut bytes = [0; MAX_SET_TENSOR_HEAD];
-        let bytes = &mut bytes[..codec.set_tensor_head_len()];
-        self.connection.read_exact(bytes)?;
-        let head = codec.decode_set_tensor_head(bytes)?;
-        let len = (len - codec.set_tensor_head_len()) as u64;
+        let head = SetTensorHead::decode(&self.connection.read_array()?)?;
+        let len = (len - SET_TENSOR_HEAD) as u64;
         let tensor = self.resources.handles.locate(&head.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(head.offset, len)?);
         if len == 0 {
             return Ok(());
         }
-        let wanted = if codec.has_cache_flag() { head.cache } else { len > HASHED_BYTES };
-        let cache = self.resources.server.tensor_cache.as_ref().filter(|_| wanted);
+        let cache = self.resources.server.tensor_cache.as_ref().filter(|_| head.cache);
         let mut cache_writer = cache.and_then(|cache| cache.begin_write(self.cache_owner, len));
         let desc = tensor.desc;
         let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
-        self.prefault.record_upload(device, &region)?;
-        let queue = self.queues.get_watched(device)?;
+        if len >= MIN_UPLOAD_BYTES {
+            self.prefault.record_upload(device, &region)?;
+        }
+        let queue = self.queues.get(device)?;
         queue.charge_upload(len, self.resources.server.config.reply_timeout)?;
-        upload::upload_from_client(&mut self.connection, &mut **queue, region, whole, |chunk| {
-            if let Some(writer) = &mut cache_writer {
-                writer.update(chunk);
-            }
+        queue.upload_from(region, whole, |chunk| {
+            self.connection.read_exact(chunk)?;
+            cache_writer.iter_mut().for_each(|writer| writer.update(chunk));
+            Ok(())
         })?;
         if let Some(writer) = cache_writer {
             writer.commit();
         }
         self.connection.audit().count_data(DataSource::Client, len);
-        Ok(())
-    }
-
-    /// Lets the beginning of a SET_TENSOR or SET_TENSOR_2D tell the client's version, if it can. The next read has the same bytes
-    /// again.
-    pub(super) fn detect_by_upload(&mut self, command: RpcCommand, len: usize) -> Result<(), SessionError> {
-        let mut start = [0; MAX_SET_TENSOR_2D_HEAD];
-        let start = &mut start[..self.detector.upload_start_len(command).min(len)];
-        if !start.is_empty() {
-            self.connection.read_exact(start)?;
-            self.connection.unread(start);
-            self.detector.observe_upload(command, start, len as u64);
-        }
         Ok(())
     }
 
@@ -125,7 +104,7 @@ impl GgmlSession<'_> {
         let (bytes, cached) = (region.bytes(), cache.lookup(key, region.bytes()));
         self.connection.audit().count_cache_lookup(cached.is_some());
         let Some(cached) = cached else { return Ok(false) };
-        let queue = self.queues.get_watched(device)?;
+        let queue = self.queues.get(device)?;
         queue.charge_upload(region.bytes(), self.resources.server.config.reply_timeout)?;
         let found = upload_cached(cache, key, cached, &mut **queue, region, tensor)?;
         if found {
@@ -190,7 +169,8 @@ impl GgmlSession<'_> {
             } else {
                 let timeout = self.resources.server.config.reply_timeout;
                 let [src_queue, dst_queue] = self.queues.get_pair(src_device, dst_device)?;
-                host_staged_copy::copy((src_queue, &from), (dst_queue, &to), &self.resources.memory, timeout)?;
+                let memory = &self.resources.memory;
+                host_staged_copy::copy((&mut **src_queue, &from), (&mut **dst_queue, &to), memory, timeout)?;
             }
             true
         };

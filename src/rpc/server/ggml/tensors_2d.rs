@@ -10,8 +10,7 @@ use crate::rpc::server::client_connection::BodyBuffer;
 use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
-use crate::rpc::server::session::upload;
-use crate::rpc::wire::{GetTensor2d, MAX_SET_TENSOR_2D_HEAD, RpcCommand};
+use crate::rpc::wire::{GetTensor2d, SET_TENSOR_2D_HEAD, SetTensor2dHead};
 
 /// Bytes of rows that are held on the host at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -78,24 +77,19 @@ impl GgmlSession<'_> {
     /// SET_TENSOR_2D with a body of `len` bytes: streams the rows to the device, short ones through `chunk`, a reused buffer.
     /// A later row overwrites an earlier one where a stride below the row length makes them overlap.
     pub(super) fn set_tensor_2d(&mut self, len: usize, chunk: &mut BodyBuffer) -> Result<(), SessionError> {
-        self.detect_by_upload(RpcCommand::SetTensor2d, len)?;
-        let codec = self.codec();
-        let mut bytes = [0; MAX_SET_TENSOR_2D_HEAD];
-        let bytes = &mut bytes[..codec.set_tensor_2d_head_len()];
-        self.connection.read_exact(bytes)?;
-        let head = codec.decode_set_tensor_2d_head(bytes)?;
+        let head = SetTensor2dHead::decode(&self.connection.read_array()?)?;
         let tensor = self.resources.handles.locate(&head.tensor)?;
         let device = tensor.entry.device;
         let rows = Rows::new(tensor, head.offset, head.size, head.n_copies, head.stride)?;
-        let have = (len - bytes.len()) as u64;
+        let have = (len - SET_TENSOR_2D_HEAD) as u64;
         if rows.total() != have {
             return Err(GgmlError::RowBytes { expected: rows.total(), have }.into());
         }
         let timeout = self.resources.server.config.reply_timeout;
-        let queue = self.queues.get_watched(device)?;
+        let queue = self.queues.get(device)?;
         if let Some(region) = rows.contiguous()? {
             queue.charge_upload(region.bytes(), timeout)?;
-            upload::upload_from_client(&mut self.connection, &mut **queue, region, None, |_| {})?;
+            queue.upload_from(region, None, |chunk| self.connection.read_exact(chunk))?;
             self.connection.audit().count_data(DataSource::Client, have);
             return Ok(());
         }
@@ -103,7 +97,7 @@ impl GgmlSession<'_> {
         while first < rows.count {
             let n = rows.rows_per_chunk(CHUNK_BYTES).min(rows.count - first);
             if rows.size > CHUNK_BYTES {
-                upload::upload_from_client(&mut self.connection, &mut **queue, rows.row(first)?, None, |_| {})?;
+                queue.upload_from(rows.row(first)?, None, |chunk| self.connection.read_exact(chunk))?;
             } else {
                 // At most `CHUNK_BYTES`; the buffer grows as bytes arrive.
                 let bytes = self.connection.read_body((n * rows.size) as usize, chunk)?;

@@ -1,119 +1,124 @@
 //! The host memory of one session: its account and its charges.
 
 use crate::poison::Unpoisoned;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::eviction::{MemoryWait, NextWait};
 use super::{
-    BASE_BODY_BYTES, BASE_BYTES, BASE_REPLY_BYTES, HostMemory, HostMemoryError, HostMemoryInfo, TenantHostMemory,
-    beyond_prepaid,
+    BASE_BODY_BYTES, BASE_BYTES, BASE_REPLY_BYTES, HostMemory, HostMemoryError, HostMemoryState, beyond_prepaid,
 };
+use crate::device::{Budget, Reservation};
 
-/// What a session holds, for its own threads and for those that need memory of the largest holders.
-pub(super) struct SessionAccount {
-    /// Set when the base is reserved.
-    tenant: OnceLock<Arc<TenantHostMemory>>,
-    /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`] of them. Changed only while the
-    /// server's state is locked.
-    held: AtomicU64,
+/// Shortest time between two evictions of one thread: the sessions need a moment to end.
+const MIN_EVICT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What a connection holds, for its own threads and for those that need memory of the largest holders.
+pub(super) struct Account {
+    /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`](super::PREPAID_BYTES) of them.
+    held: u64,
+    /// What the session has reserved; none before its base is. A connection has nothing to charge then: its HELLO is small.
+    reserved: Option<SessionReservations>,
     /// Whether the session reads a message that is larger than its base pays for.
-    has_unfinished_message: AtomicBool,
+    pub(super) has_unfinished_message: bool,
     /// Whether the session was ended for others.
-    is_evicted: AtomicBool,
+    pub(super) is_evicted: bool,
     /// Whether the client has gone: waits end.
-    is_closed: AtomicBool,
+    is_closed: bool,
     /// Closes the connection.
     end: Box<dyn Fn() + Send + Sync>,
 }
 
-impl SessionAccount {
-    pub(super) fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
-    }
+struct SessionReservations {
+    /// The budget of the session's tenant; `None`: it is a tenant of its own.
+    tenant: Option<Arc<Budget>>,
+    _base: Reservation,
+    /// What is charged beyond what the base has prepaid, in the budget of the tenant.
+    charges: Reservation,
+}
 
+impl Account {
     /// Bytes that are charged beyond what the base has prepaid.
     pub(super) fn charged(&self) -> u64 {
-        beyond_prepaid(self.held())
+        beyond_prepaid(self.held)
     }
 
-    /// The same of all sessions of its tenant.
+    pub(super) fn tenant(&self) -> Option<&Arc<Budget>> {
+        self.reserved.as_ref()?.tenant.as_ref()
+    }
+
+    /// The same as [`Account::charged`] of all sessions of its tenant.
     pub(super) fn of_tenant(&self) -> u64 {
-        self.tenant.get().map_or(0, |tenant| tenant.charged.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn has_tenant_of(&self, other: &SessionAccount) -> bool {
-        matches!((self.tenant.get(), other.tenant.get()), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
-    }
-
-    pub(super) fn has_unfinished_message(&self) -> bool {
-        self.has_unfinished_message.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn is_evicted(&self) -> bool {
-        self.is_evicted.load(Ordering::Relaxed)
+        self.tenant().map_or(self.charged(), |tenant| tenant.used())
     }
 
     /// Ends the session, so that others get its memory. Its waits are to be woken after this.
-    pub(super) fn evict(&self) {
-        self.is_evicted.store(true, Ordering::Relaxed);
+    pub(super) fn evict(&mut self) {
+        self.is_evicted = true;
         (self.end)();
     }
 }
 
 /// The host memory of one session. Its base is released when the last charge is dropped, too.
 pub(in crate::rpc::server) struct SessionMemory {
-    server: Arc<HostMemory>,
-    account: Arc<SessionAccount>,
+    pub(super) server: Arc<HostMemory>,
+    id: u64,
 }
 
 /// Marks a session as one that reads a large message, until this is dropped.
-pub(in crate::rpc::server) struct UnfinishedMessage(Arc<SessionAccount>);
+pub(in crate::rpc::server) struct UnfinishedMessage(Arc<SessionMemory>);
 
 impl Drop for UnfinishedMessage {
     fn drop(&mut self) {
-        self.0.has_unfinished_message.store(false, Ordering::Relaxed);
+        self.0.with_account(|account| account.has_unfinished_message = false);
     }
 }
 
 impl SessionMemory {
     /// The memory of a new connection, which `end` closes.
     pub(super) fn new(server: &Arc<HostMemory>, end: Box<dyn Fn() + Send + Sync>) -> Arc<SessionMemory> {
-        let [has_unfinished_message, is_evicted, is_closed] = [(); 3].map(|()| AtomicBool::new(false));
-        let (tenant, held) = (OnceLock::new(), AtomicU64::new(0));
-        let account = SessionAccount { tenant, held, has_unfinished_message, is_evicted, is_closed, end };
-        Arc::new(SessionMemory { server: Arc::clone(server), account: Arc::new(account) })
+        let [has_unfinished_message, is_evicted, is_closed] = [false; 3];
+        let account = Account { held: 0, reserved: None, has_unfinished_message, is_evicted, is_closed, end };
+        let mut state = server.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.accounts.insert(id, account);
+        Arc::new(SessionMemory { server: Arc::clone(server), id })
     }
 
-    /// Reserves the base: the connection becomes a session of `tenant`. To be called once.
+    fn with_account<T>(&self, with: impl FnOnce(&mut Account) -> T) -> Option<T> {
+        self.server.lock().accounts.get_mut(&self.id).map(with)
+    }
+
+    /// Reserves the base: the connection becomes a session of a tenant, whose budget `tenant` is. To be called once.
     ///
     /// # Errors
     /// The base does not fit into the limit.
-    pub(in crate::rpc::server) fn reserve_base(&self, tenant: Arc<TenantHostMemory>) -> Result<(), HostMemoryError> {
-        let server = &*self.server;
-        let mut state = server.lock();
-        if server.limit - state.used() < BASE_BYTES {
-            return Err(server.refusal(&state, BASE_BYTES, &self.account, false));
-        }
-        if self.account.tenant.set(tenant).is_ok() {
+    pub(in crate::rpc::server) fn reserve_base(&self, tenant: Option<Arc<Budget>>) -> Result<(), HostMemoryError> {
+        let (server, mut state) = (&*self.server, self.server.lock());
+        let reserve = |budget: &Arc<Budget>, bytes| budget.reserve(bytes).ok();
+        let base = reserve(&server.budget, BASE_BYTES);
+        let charges = reserve(tenant.as_ref().unwrap_or(&server.budget), 0);
+        let (Some(_base), Some(charges)) = (base, charges) else {
+            return Err(self.refusal(&state, BASE_BYTES, false));
+        };
+        if let Some(account) = state.accounts.get_mut(&self.id) {
+            account.reserved = Some(SessionReservations { tenant, _base, charges });
             state.bases += BASE_BYTES;
-            state.peak = state.peak.max(state.used());
-            state.sessions.push(Arc::clone(&self.account));
         }
         Ok(())
     }
 
     /// A message of `len` bytes begins, whose sender may never finish it. `None`: the base pays for it.
-    pub(in crate::rpc::server) fn begin_message(&self, len: usize) -> Option<UnfinishedMessage> {
+    pub(in crate::rpc::server) fn begin_message(self: &Arc<Self>, len: usize) -> Option<UnfinishedMessage> {
         (len > BASE_BODY_BYTES).then(|| {
-            self.account.has_unfinished_message.store(true, Ordering::Relaxed);
-            UnfinishedMessage(Arc::clone(&self.account))
+            self.with_account(|account| account.has_unfinished_message = true);
+            UnfinishedMessage(Arc::clone(self))
         })
     }
 
     /// Why the connection was closed, if that was for the memory of others.
     pub(in crate::rpc::server) fn eviction(&self) -> Option<HostMemoryError> {
-        self.account.is_evicted().then(|| HostMemoryError::Evicted { held: self.held() })
+        self.with_account(|account| account.is_evicted.then_some(HostMemoryError::Evicted { held: account.held }))?
     }
 
     /// A charge of no bytes, which can grow.
@@ -153,83 +158,90 @@ impl SessionMemory {
 
     /// Ends the waits of the session's threads: the client for which they wait has gone.
     pub(in crate::rpc::server) fn close(&self) {
-        let _state = self.server.lock();
-        self.account.is_closed.store(true, Ordering::Relaxed);
+        self.with_account(|account| account.is_closed = true);
         self.server.released.notify_all();
     }
 
-    /// The budget of the server.
-    pub(in crate::rpc::server) fn of_server(&self) -> HostMemoryInfo {
-        self.server.info()
+    pub(super) fn is_closed(&self, state: &HostMemoryState) -> bool {
+        state.accounts.get(&self.id).is_none_or(|account| account.is_closed)
     }
 
-    /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`] of them.
+    /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`](super::PREPAID_BYTES) of them.
+    #[cfg(test)]
     pub(in crate::rpc::server) fn held(&self) -> u64 {
-        self.account.held()
+        self.with_account(|account| account.held).unwrap_or(0)
     }
 
     /// Whether more than half of the server's memory is free, so that a session may keep buffers that it does not need now.
     pub(in crate::rpc::server) fn is_plentiful(&self) -> bool {
-        self.server.lock().used() < self.server.limit / 2
+        self.server.budget.used() < self.server.budget.limit() / 2
     }
 
     /// Charges `bytes`; waits for them if `wait`.
     fn take(&self, bytes: u64, wait: bool) -> Result<(), HostMemoryError> {
-        let (server, account) = (&*self.server, &*self.account);
+        let server = &*self.server;
         if bytes == 0 {
             return Ok(());
         }
+        // Until when the thread waits, and when it ends unfinished messages of others.
+        let mut wait = wait.then(Instant::now).map(|now| (now + server.max_wait, now + server.evict_after));
         let mut state = server.lock();
-        // Before its base, a connection has nothing to charge: its HELLO is small.
-        let Some(tenant) = account.tenant.get() else { return Err(server.refusal(&state, bytes, account, false)) };
-        let mut wait = wait.then(|| MemoryWait::new(server));
         loop {
-            if let Some(evicted) = self.eviction() {
-                return Err(evicted);
+            let used_and_kept = server.used_and_kept(&state);
+            let Some(account) = state.accounts.get_mut(&self.id) else { return Err(HostMemoryError::ClientGone) };
+            let (held, charged, of_tenant) = (account.held, account.charged(), account.of_tenant());
+            if account.is_evicted {
+                return Err(HostMemoryError::Evicted { held });
             }
-            let held = self.held();
-            let after = held.saturating_add(bytes);
-            let (own, own_after) = (beyond_prepaid(held), beyond_prepaid(after));
-            let of_tenant = account.of_tenant();
-            let tenant_after = (of_tenant - own).saturating_add(own_after);
-            let others = state.bases.max(server.kept_for_bases) + state.charged - of_tenant;
-            let missing = server.missing(tenant, own_after, tenant_after, others);
-            if own == own_after || missing == [0; 2] {
-                state.charged += own_after - own;
-                state.peak = state.peak.max(state.used());
-                account.held.store(after, Ordering::Relaxed);
-                tenant.charged.store(tenant_after, Ordering::Relaxed);
+            let Some(reserved) = &mut account.reserved else { return Err(self.refusal(&state, bytes, false)) };
+            let (held_after, has_tenant) = (held.saturating_add(bytes), reserved.tenant.is_some());
+            let own_after = beyond_prepaid(held_after);
+            let tenant_after = (of_tenant - charged).saturating_add(own_after);
+            let missing = server.missing(has_tenant, own_after, tenant_after, used_and_kept - of_tenant);
+            if (own_after == charged || missing == [0; 2]) && reserved.charges.grow(own_after - charged).is_ok() {
+                account.held = held_after;
                 return Ok(());
             }
-            if account.is_closed.load(Ordering::Relaxed) {
+            if account.is_closed {
                 return Err(HostMemoryError::ClientGone);
             }
             // Also without any other session, the limit would have to hold these bytes twice.
             let least = server.kept_for_bases.max(BASE_BYTES);
-            let is_possible = server.missing(tenant, own_after, own_after, least) == [0; 2];
-            let Some(left) = wait.as_mut().filter(|_| is_possible).map(MemoryWait::next) else {
-                return Err(server.refusal(&state, bytes, account, false));
+            let is_possible = server.missing(has_tenant, own_after, own_after, least) == [0; 2];
+            let Some((until, evict_at)) = wait.as_mut().filter(|_| is_possible) else {
+                return Err(self.refusal(&state, bytes, false));
             };
-            match left {
-                NextWait::Over => return Err(server.refusal(&state, bytes, account, true)),
-                NextWait::Evict => server.evict(&state, account, own_after, tenant_after, missing),
-                NextWait::Release(left) => {
-                    state.waiting += 1;
-                    state = server.released.wait_timeout(state, left).unpoisoned().0;
-                    state.waiting -= 1;
-                }
+            let now = Instant::now();
+            if now >= *until {
+                return Err(self.refusal(&state, bytes, true));
             }
+            if now >= *evict_at {
+                *evict_at = now + server.evict_after.max(MIN_EVICT_INTERVAL);
+                server.evict(&mut state, self.id, own_after, tenant_after, missing);
+                continue;
+            }
+            state.waiting += 1;
+            state = server.released.wait_timeout(state, (*until).min(*evict_at) - now).unpoisoned().0;
+            state.waiting -= 1;
         }
+    }
+
+    fn refusal(&self, state: &HostMemoryState, requested: u64, waited: bool) -> HostMemoryError {
+        let limit = self.server.budget.limit();
+        let free = limit.saturating_sub(self.server.used_and_kept(state));
+        let account = state.accounts.get(&self.id);
+        let (held, of_tenant) = account.map_or((0, 0), |account| (account.held, account.of_tenant()));
+        HostMemoryError::Exhausted { requested, held, of_tenant, free, limit, waited }
     }
 
     fn give_back(&self, bytes: u64) {
         let mut state = self.server.lock();
-        let held = self.held();
-        let released = beyond_prepaid(held) - beyond_prepaid(held - bytes);
-        self.account.held.store(held - bytes, Ordering::Relaxed);
-        state.charged -= released;
-        if let Some(tenant) = self.account.tenant.get() {
-            tenant.charged.fetch_sub(released, Ordering::Relaxed);
+        if let Some(account) = state.accounts.get_mut(&self.id) {
+            account.held -= bytes;
+            let charged = account.charged();
+            if let Some(reserved) = &mut account.reserved {
+                reserved.charges.shrink_to(charged);
+            }
         }
         self.server.notify(&state);
     }
@@ -238,9 +250,8 @@ impl SessionMemory {
 impl Drop for SessionMemory {
     fn drop(&mut self) {
         let mut state = self.server.lock();
-        if self.account.tenant.get().is_some() {
+        if state.accounts.remove(&self.id).is_some_and(|account| account.reserved.is_some()) {
             state.bases -= BASE_BYTES;
-            state.sessions.retain(|other| !Arc::ptr_eq(other, &self.account));
             self.server.notify(&state);
         }
     }

@@ -1,10 +1,9 @@
 //! Tests of the budget, with threads that wait for each other.
 
 use super::*;
-use std::sync::atomic::Ordering;
 
 fn memory(limit: u64) -> Arc<HostMemory> {
-    HostMemory::new(limit, 0, Duration::from_secs(600))
+    HostMemory::new(Budget::new(limit), 0, Duration::from_secs(600))
 }
 
 #[test]
@@ -13,9 +12,9 @@ fn sessions_share_what_their_bases_leave() {
     for sessions in [1, 2, 3, 5] {
         let server = memory(sessions * BASE_BYTES + SHARED);
         let admitted: Vec<_> = (0..sessions).map(|_| server.admit().unwrap()).collect();
-        assert_eq!(server.info().used, sessions * BASE_BYTES);
+        assert_eq!(server.status().used, sessions * BASE_BYTES);
         let mut charges: Vec<_> = admitted.iter().map(|session| session.reserve(PREPAID_BYTES).unwrap()).collect();
-        assert_eq!(server.info().used, sessions * BASE_BYTES, "the base has prepaid these");
+        assert_eq!(server.status().used, sessions * BASE_BYTES, "the base has prepaid these");
         // All of them take what they get, a KiB at a time.
         while charges.iter_mut().filter_map(|charge| charge.grow(1 << 10).ok()).count() > 0 {}
         for charge in &charges {
@@ -30,17 +29,17 @@ fn sessions_share_what_their_bases_leave() {
         let first = charges.remove(0);
         drop(charges);
         drop(admitted);
-        assert_eq!(server.info().used, BASE_BYTES, "a charge keeps the base of its session");
+        assert_eq!(server.status().used, BASE_BYTES, "a charge keeps the base of its session");
         drop(first);
-        assert_eq!(server.info().used, 0);
-        assert!(server.info().peak <= server.info().limit);
+        assert_eq!(server.status().used, 0);
+        assert!(server.status().peak <= server.status().limit);
     }
 }
 
 #[test]
 fn charges_leave_the_bases_of_sessions_to_come() {
     for (max_sessions, admitted) in [(0, 1 + 2), (4, 4), (100, 5)] {
-        let server = HostMemory::new(10 * BASE_BYTES, max_sessions, Duration::ZERO);
+        let server = HostMemory::new(Budget::new(10 * BASE_BYTES), max_sessions, Duration::ZERO);
         let first = server.admit().unwrap();
         let mut held = first.reserve(PREPAID_BYTES).unwrap();
         while held.grow(1 << 10).is_ok() {}
@@ -52,7 +51,7 @@ fn charges_leave_the_bases_of_sessions_to_come() {
             others.push((other, charge));
         }
         assert!(1 + others.len() >= admitted, "{max_sessions}: {}", others.len());
-        assert!(server.info().peak <= server.info().limit);
+        assert!(server.status().peak <= server.status().limit);
     }
 }
 
@@ -100,7 +99,7 @@ fn a_wait_ends_by_a_release_by_the_client_s_end_or_at_once_if_it_is_hopeless() {
 
 #[test]
 fn a_wait_ends_at_its_deadline() {
-    let server = HostMemory::new(3 * BASE_BYTES, 0, Duration::ZERO);
+    let server = HostMemory::new(Budget::new(3 * BASE_BYTES), 0, Duration::ZERO);
     let [first, second] = [(); 2].map(|()| server.admit().unwrap());
     let _held = first.reserve(PREPAID_BYTES + BASE_BYTES / 2).unwrap();
     let refused = second.wait(PREPAID_BYTES + BASE_BYTES / 2).map(|charge| charge.bytes());
@@ -118,13 +117,14 @@ fn a_tenant_holds_as_much_as_stays_free_whatever_the_number_of_its_sessions() {
     const SHARED: u64 = 4 << 20;
     for sessions in [1, 2, 20] {
         let server = memory((sessions + 1) * BASE_BYTES + SHARED);
-        let tenant = TenantHostMemory::new();
-        let session = |tenant: &Arc<TenantHostMemory>| {
+        let new_tenant = || Budget::within(&server.budget, u64::MAX);
+        let tenant = new_tenant();
+        let session = |tenant: &Arc<Budget>| {
             let session = server.connect(|| {});
-            session.reserve_base(Arc::clone(tenant)).unwrap();
+            session.reserve_base(Some(Arc::clone(tenant))).unwrap();
             session.reserve(PREPAID_BYTES).unwrap()
         };
-        let mut other = session(&TenantHostMemory::new());
+        let mut other = session(&new_tenant());
         let mut charges: Vec<_> = (0..sessions).map(|_| session(&tenant)).collect();
         // Each takes all that it gets, one after the other.
         let held: Vec<_> = charges.iter_mut().map(fill).collect();
@@ -139,7 +139,7 @@ fn a_tenant_holds_as_much_as_stays_free_whatever_the_number_of_its_sessions() {
         let refused = charges[0].grow(1 << 20).unwrap_err().to_string();
         assert!(refused.contains(&format!("all of its key or address {sum}")), "{refused}");
         drop((charges, other));
-        assert_eq!((tenant.charged.load(Ordering::Relaxed), server.info().used), (0, 0));
+        assert_eq!((tenant.used(), server.status().used), (0, 0));
     }
 }
 
@@ -151,22 +151,22 @@ fn a_wait_ends_unfinished_messages_of_the_largest_holder() {
     let mut server = memory(5 * BASE_BYTES + 1000 * KIB);
     Arc::get_mut(&mut server).unwrap().evict_after = Duration::ZERO;
     let (ended, end) = std::sync::mpsc::channel();
-    let large = TenantHostMemory::new();
-    let session = |name: &'static str, tenant: &Arc<TenantHostMemory>, kib: u64| {
+    let large = Budget::within(&server.budget, u64::MAX);
+    let session = |name: &'static str, tenant: Option<&Arc<Budget>>, kib: u64| {
         let ended = ended.clone();
         let session = server.connect(move || ended.send(name).unwrap());
-        session.reserve_base(Arc::clone(tenant)).unwrap();
+        session.reserve_base(tenant.cloned()).unwrap();
         let charge = session.reserve(PREPAID_BYTES + kib * KIB).unwrap();
         (session, charge)
     };
-    let finished = session("finished", &large, 200);
-    let first = session("first", &large, 80);
-    let second = session("second", &large, 100);
-    let small = session("small", &TenantHostMemory::of_session(), 150);
+    let finished = session("finished", Some(&large), 200);
+    let first = session("first", Some(&large), 80);
+    let second = session("second", Some(&large), 100);
+    let small = session("small", None, 150);
     let unfinished = [&first, &second, &small].map(|(session, _)| session.begin_message(1 << 20));
     assert!(unfinished.iter().all(Option::is_some) && finished.0.begin_message(BASE_BODY_BYTES).is_none());
     // 470 KiB are free.
-    let (waiter, _) = session("waiter", &TenantHostMemory::of_session(), 0);
+    let (waiter, _) = session("waiter", None, 0);
     std::thread::scope(|scope| {
         let granted = scope.spawn(|| waiter.wait(PREPAID_BYTES + 260 * KIB).map(|charge| charge.bytes()));
         // 50 KiB are missing. The tenant `large` holds more than 260 KiB, and the largest message of it is enough.
@@ -183,13 +183,13 @@ fn a_wait_ends_unfinished_messages_of_the_largest_holder() {
 #[test]
 fn a_wait_ends_no_session_if_that_would_not_suffice() {
     const KIB: u64 = 1 << 10;
-    let server = HostMemory::new(3 * BASE_BYTES + 1000 * KIB, 0, Duration::from_millis(80));
+    let server = HostMemory::new(Budget::new(3 * BASE_BYTES + 1000 * KIB), 0, Duration::from_millis(80));
     let (ended, end) = std::sync::mpsc::channel();
-    let large = TenantHostMemory::new();
+    let large = Budget::within(&server.budget, u64::MAX);
     let [finished, unfinished] = [(); 2].map(|()| {
         let ended = ended.clone();
         let session = server.connect(move || ended.send(()).unwrap());
-        session.reserve_base(Arc::clone(&large)).unwrap();
+        session.reserve_base(Some(Arc::clone(&large))).unwrap();
         session
     });
     let _held = [(&finished, 300), (&unfinished, 100)].map(|(s, kib)| s.reserve(PREPAID_BYTES + kib * KIB).unwrap());

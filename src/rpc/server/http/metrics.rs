@@ -12,6 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::rpc::server::audit::Activity;
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::counters::{DataSource, EndReason, RequestHistogram};
+use crate::rpc::server::tenants::Resource;
 
 /// All metrics.
 pub(super) fn text(server: &ServerContext) -> String {
@@ -91,9 +92,8 @@ impl Snapshot {
         };
         let activity = |at: usize| newest.activity.get(at).copied().flatten();
         let memory = |at: usize| facts.device_memory.get(at).copied().flatten();
-        let host = facts.host_memory;
-        let host_kinds =
-            [("used", host.map(|h| h.used)), ("limit", host.map(|h| h.limit)), ("peak", host.map(|h| h.peak))];
+        let host = server.host_memory.status();
+        let host_kinds = [("used", host.used), ("limit", host.limit), ("peak", host.peak)];
         let refusals = server.logs.counts().filter(|(kind, _)| kind.is_refusal());
         let events = server.logs.counts().filter(|(kind, _)| !kind.is_refusal());
         let by_name = |(kind, count): (crate::rpc::server::LogKind, u64)| (kind.label(), count as f64);
@@ -132,7 +132,8 @@ impl Snapshot {
             ),
             Metric::gauge("requests_in_service", "Sessions that serve a request, which may wait for a device")
                 .value(in_service as f64),
-            Metric::gauge("queues", "Queues that clients of the extension have open").value(facts.queues as f64),
+            Metric::gauge("queues", "Queues that clients of the extension have open")
+                .value(server.tenants.used(Resource::Queues) as f64),
             Metric::gauge("device_queue_depth", "Queues that wait for their turn on a device")
                 .values("device", devices(&|at| Some(activity(at)?.waiting as f64))),
             Metric::counter("device_busy", "Time in which a device has worked; of a GPU by samples")
@@ -146,10 +147,7 @@ impl Snapshot {
                 .values("device", devices(&|at| Some(memory(at)?.total as f64))),
             Metric::gauge("host_memory", "Host memory that clients use outside of devices")
                 .in_unit(Unit::Bytes)
-                .values(
-                    "kind",
-                    host_kinds.into_iter().filter_map(|(kind, bytes)| Some((kind.to_owned(), bytes? as f64))),
-                ),
+                .values("kind", host_kinds.map(|(kind, bytes)| (kind.to_owned(), bytes as f64))),
             Metric::gauge("groups", "Tensor groups of which this server has ranks").value(facts.groups as f64),
             Metric::gauge("pending_transfers", "Transfers from other servers that have not arrived")
                 .value(facts.transfers as f64),

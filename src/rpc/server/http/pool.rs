@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::rpc::server::tenants::Tenant;
 use crate::rpc::transport::{Aborter, PeerAddr};
 
 /// Connections at a time: each has a thread. Status pages and scrapers keep theirs open.
@@ -58,7 +59,7 @@ struct PoolState {
 
 /// A connection. It gives way to a new one if it waits for a request.
 struct HttpConnection {
-    address: Option<IpAddr>,
+    address: Option<Tenant>,
     aborter: Aborter,
     is_serving: bool,
     /// Since the beginning, or the end of the last request.
@@ -88,7 +89,8 @@ impl HttpPool {
     /// A place for the client at `peer`. If all are taken, the connection that has waited longest for a request is closed; `None`: all
     /// serve one. A second client of the same address gives way to no other address.
     pub(super) fn admit(&self, peer: PeerAddr, aborter: Aborter) -> Option<HttpPermit> {
-        let address = limited_address(peer);
+        // Loopback has no limit of its own.
+        let address = Tenant::of(peer, false);
         let mut state = lock(&self.state);
         let of_address =
             state.connections.values().filter(|connection| address.is_some() && connection.address == address).count();
@@ -117,15 +119,6 @@ fn reserve_turn(paced_until: &mut Option<Instant>, now: Instant) -> Duration {
     let end = paced_until.unwrap_or(now).max(now) + SPACING;
     *paced_until = Some(end);
     (end - now).saturating_sub(BURST * SPACING)
-}
-
-/// The address whose connections are limited; `None`: loopback.
-fn limited_address(peer: PeerAddr) -> Option<IpAddr> {
-    match peer.ip()?.to_canonical() {
-        ip if ip.is_loopback() => None,
-        IpAddr::V6(ip) => Some(IpAddr::V6((ip.to_bits() & !u128::from(u64::MAX)).into())),
-        ip => Some(ip),
-    }
 }
 
 impl HttpPermit {

@@ -33,11 +33,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use super::byte_semaphore::{BytePermit, ByteSemaphore};
-use super::host_memory::SessionMemory;
+use super::host_memory::{BytePermit, ByteSemaphore, SessionMemory};
 use super::limits::Config;
 use super::log_limits::{LogKind, LogLimits};
-use super::thread_budget::ThreadBudget;
+use super::tenants::ClientBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
 use crate::rpc::connection::Handshake;
 use crate::rpc::transport::{Deadline, PeerAddr};
@@ -109,9 +108,9 @@ pub(super) struct PeerPool {
     log: PeerLog,
     timeouts: PeerTimeouts,
     connections: HashMap<String, Arc<PeerConnection>>,
-    threads: Arc<ThreadBudget>,
+    threads: Arc<ClientBudget>,
     /// Bounds the bytes that are downloaded and not delivered.
-    in_flight: Arc<ByteSemaphore>,
+    in_flight: ByteSemaphore,
 }
 
 impl PeerPool {
@@ -120,7 +119,7 @@ impl PeerPool {
     pub(super) fn new(
         allowlist: &Arc<PeerAllowlist>,
         config: &Config,
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
         memory: &Arc<SessionMemory>,
         log: PeerLog,
     ) -> PeerPool {
@@ -150,11 +149,6 @@ impl PeerPool {
                 result => return result,
             }
         }
-    }
-
-    /// Bounds the bytes that are downloaded and not delivered. Closing it ends the waits of the session.
-    pub(super) fn in_flight(&self) -> &Arc<ByteSemaphore> {
-        &self.in_flight
     }
 
     /// A dialer for a connection to `address`.

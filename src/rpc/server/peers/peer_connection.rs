@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::dial::describe_transport_error;
 use super::message::{MAX_MESSAGE_BYTES, PeerMessage, read_message};
 use super::{FailQueue, PeerDialer, PeerTimeouts};
-use crate::rpc::connection::{DueReplies, DueReply, Handshake, MessageWriter, Poisoned, WriteSlot};
+use crate::rpc::connection::{DueReplies, DueReply, Handshake, MessageWriter};
 use crate::rpc::transport::{Aborter, Deadline, Receiver, TransportError};
 use crate::rpc::wire::ext::{ExtCommand, ExtRequest, ExtResponse, PeerWrite, Ping};
 
@@ -28,7 +28,7 @@ pub(super) struct PeerConnection {
     /// Notified when `state` changes.
     changed: Condvar,
     /// `None` until the connection is established.
-    writer: WriteSlot<Option<MessageWriter>>,
+    writer: Mutex<Option<MessageWriter>>,
     /// Outstanding PINGs, each with the callback that fails the queue of the acknowledged bytes. Its failure is the reason
     /// why the connection ended.
     replies: DueReplies<FailQueue, String>,
@@ -53,7 +53,7 @@ impl PeerConnection {
             timeouts: dialer.timeouts,
             state: Mutex::new(PeerConnectionState::Dialling),
             changed: Condvar::new(),
-            writer: WriteSlot::new(None),
+            writer: Mutex::default(),
             replies: DueReplies::new(),
         });
         let thread_connection = Arc::clone(&connection);
@@ -93,20 +93,7 @@ impl PeerConnection {
     /// Why the connection ended.
     pub(super) fn send_piece(&self, piece: PeerWrite<'_>, last: Option<&FailQueue>) -> Result<(), String> {
         self.wait_until_connected(Instant::now() + self.timeouts.handshake)?;
-        let sent = self.writer.with(|writer| -> Result<_, String> {
-            let Some(writer) = writer else { return Ok(Err(TransportError::cut())) };
-            ExtRequest::PeerWrite(piece).encode(writer.buffer());
-            if let Some(fail) = last {
-                ExtRequest::Ping(Ping {}).encode(writer.buffer());
-                // Accepts every length up to the limit: decoding reports an invalid reply more precisely than its length does.
-                let expected = self.replies.expect(ExtCommand::Ping.name(), 0..=MAX_MESSAGE_BYTES, Arc::clone(fail));
-                expected.map_err(|(why, _)| why)?;
-            }
-            // A truncated message makes the stream unusable, so the connection is closed. `flush` has already waited for the
-            // socket's buffer to drain, so `finish` does not wait again.
-            Ok(writer.flush().inspect_err(|_| _ = writer.finish(&Deadline::after(Duration::ZERO))))
-        });
-        let Err(e) = sent.unwrap_or_else(|Poisoned| Ok(Err(TransportError::cut())))? else { return Ok(()) };
+        let Err(e) = self.write_piece(piece, last)? else { return Ok(()) };
         // A PROTOCOL_ERROR from the remote server explains more than the error of the write.
         let why = self.replies.wait_failure(ERROR_REASON_TIMEOUT);
         Err(why.unwrap_or_else(|| {
@@ -115,6 +102,27 @@ impl PeerConnection {
                 e => describe_transport_error(&e),
             })
         }))
+    }
+
+    /// Writes a piece with exclusive use of the writer. The inner error ends the connection.
+    fn write_piece(
+        &self,
+        piece: PeerWrite<'_>,
+        last: Option<&FailQueue>,
+    ) -> Result<Result<(), TransportError>, String> {
+        // Poisoned: a thread that panicked while it wrote has left a truncated message.
+        let Ok(mut writer) = self.writer.lock() else { return Ok(Err(TransportError::cut())) };
+        let Some(writer) = &mut *writer else { return Ok(Err(TransportError::cut())) };
+        ExtRequest::PeerWrite(piece).encode(writer.buffer());
+        if let Some(fail) = last {
+            ExtRequest::Ping(Ping {}).encode(writer.buffer());
+            // Accepts every length up to the limit: decoding reports an invalid reply more precisely than its length does.
+            let expected = self.replies.expect(ExtCommand::Ping.name(), 0..=MAX_MESSAGE_BYTES, Arc::clone(fail));
+            expected.map_err(|(why, _)| why)?;
+        }
+        // A truncated message makes the stream unusable, so the connection is closed. `flush` has already waited for the
+        // socket's buffer to drain, so `finish` does not wait again.
+        Ok(writer.flush().inspect_err(|_| _ = writer.finish(&Deadline::after(Duration::ZERO))))
     }
 
     /// Closes the connection with its session. No queue is failed, because the session's queues are closed.
@@ -166,8 +174,7 @@ impl PeerConnection {
         };
         // Must precede the state change: a sender that finds the connection established without a writer treats it as broken.
         let writer = MessageWriter::new(sender, self.timeouts.stall);
-        // The slot cannot be poisoned: no thread has had a writer yet.
-        let _ = self.writer.with(|slot| *slot = Some(writer));
+        *self.writer.lock().unpoisoned() = Some(writer);
         let mut state = self.lock();
         match *state {
             PeerConnectionState::Dialling => *state = PeerConnectionState::Connected(aborter),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::request_error::RequestError;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, UploadError};
 use crate::graph::validate::GraphError;
 use crate::rpc::server::client_connection::{ClientWriter, NextRequestError, ReadBodyError};
 use crate::rpc::server::counters::EndReason;
@@ -63,6 +63,15 @@ impl From<ReadBodyError> for SessionError {
         match e {
             ReadBodyError::Transport(e) => SessionError::Transport(e),
             ReadBodyError::Memory(e) => SessionError::HostMemory(e),
+        }
+    }
+}
+
+impl From<UploadError<TransportError>> for SessionError {
+    fn from(e: UploadError<TransportError>) -> SessionError {
+        match e {
+            UploadError::Source(e) => e.into(),
+            UploadError::Device(e) => e.into(),
         }
     }
 }

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::{DeviceError, Program, Queue, Region};
+use crate::device::{DeviceError, Program, Region};
 use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 
 /// Maximum number of programs of a session of the extension, whose clients simulate the cache.
@@ -30,22 +30,13 @@ pub(in crate::rpc::server) const MAX_CACHED_BYTES: u64 = 40 << 20;
 
 /// Time that a program may run inline on the session's thread, which reads no requests meanwhile. Longer than a token takes,
 /// and short enough that the session notices a closed connection soon.
-const INLINE_BUDGET: Duration = Duration::from_millis(100);
+pub(in crate::rpc::server) const INLINE_BUDGET: Duration = Duration::from_millis(100);
 
 /// A compiled graph with the regions that it is bound to.
 #[derive(Clone)]
 pub(in crate::rpc::server) struct BoundProgram {
-    pub(super) program: Program,
-    pub(super) bindings: Arc<[Region]>,
-}
-
-impl BoundProgram {
-    /// Submits the program. `inline`: runs it on the calling thread for up to [`INLINE_BUDGET`], which saves the hand-over to
-    /// another thread. Only useful if no other queue waits for the calling thread.
-    pub(in crate::rpc::server) fn submit(&self, queue: &mut dyn Queue, inline: bool) -> Result<(), DeviceError> {
-        let BoundProgram { program, bindings } = self;
-        if inline { queue.run_inline_or_submit(program, bindings, INLINE_BUDGET) } else { queue.run(program, bindings) }
-    }
+    pub(in crate::rpc::server) program: Program,
+    pub(in crate::rpc::server) bindings: Arc<[Region]>,
 }
 
 /// A program in the cache.
@@ -61,10 +52,9 @@ pub(in crate::rpc::server) struct CachedProgram<K> {
     buffers: Box<[u64]>,
     /// The program, or the error that is reported when the client runs it.
     pub(in crate::rpc::server) program: Result<BoundProgram, DeviceError>,
-    /// Unique id. An index into the cache is none: evictions change it.
-    serial: u64,
-    /// Serial of the program that was used after this one on the same device last time: the first candidate of the next lookup.
-    successor: u64,
+    /// Slot of the program that was used after this one on the same device last time: the first candidate of the next lookup,
+    /// although another program may have the slot by then.
+    successor: usize,
     /// Time of its last use, by the cache's logical clock.
     last_use: u64,
 }
@@ -78,7 +68,7 @@ impl<K> CachedProgram<K> {
         program: Result<BoundProgram, DeviceError>,
         charge: HostCharge,
     ) -> CachedProgram<K> {
-        CachedProgram { key, device, cost, charge, buffers, program, serial: 0, successor: 0, last_use: 0 }
+        CachedProgram { key, device, cost, charge, buffers, program, successor: 0, last_use: 0 }
     }
 }
 
@@ -119,9 +109,10 @@ impl CacheLimits {
 /// The cached programs of a session.
 pub(in crate::rpc::server) struct ProgramCache<K> {
     limits: CacheLimits,
-    entries: Vec<CachedProgram<K>>,
-    /// Serial of the most recently used program of each device, by the device's position.
-    last_used: Vec<Option<u64>>,
+    /// An evicted program leaves a free slot, so that no other program changes its own.
+    slots: Vec<Option<CachedProgram<K>>>,
+    /// Slot of the most recently used program of each device, by the device's position. `None` if that program was removed.
+    last_used: Vec<Option<usize>>,
     /// Logical clock: counts insertions and uses.
     clock: u64,
     /// Bytes of evicted programs that queues may still hold.
@@ -134,7 +125,7 @@ impl<K> ProgramCache<K> {
     /// An empty cache, whose programs are charged to `memory`.
     pub(in crate::rpc::server) fn new(limits: CacheLimits, memory: &Arc<SessionMemory>) -> ProgramCache<K> {
         let evicted_charge = memory.empty();
-        ProgramCache { limits, entries: Vec::new(), last_used: Vec::new(), clock: 0, evicted_bytes: 0, evicted_charge }
+        ProgramCache { limits, slots: Vec::new(), last_used: Vec::new(), clock: 0, evicted_bytes: 0, evicted_charge }
     }
 
     /// Looks up `key` and makes its program the most recently used. `device` is its expected device: the successor of the
@@ -144,10 +135,10 @@ impl<K> ProgramCache<K> {
         K: PartialEq<Q>,
         Q: ?Sized,
     {
-        let guess = self.last_used_index(device).map(|last| self.entries[last].successor);
-        let guess = guess.and_then(|serial| self.index_of_serial(serial)).filter(|&at| self.entries[at].key == *key);
-        let at = guess.or_else(|| self.index_of_key(key))?;
-        Some(self.mark_used(at))
+        let has_key = |slot: &Option<CachedProgram<K>>| slot.as_ref().is_some_and(|entry| entry.key == *key);
+        let guess = self.most_recent(device).map(|last| last.successor).filter(|&at| has_key(&self.slots[at]));
+        let at = guess.or_else(|| self.slots.iter().position(has_key))?;
+        self.mark_used(at)
     }
 
     /// Whether a key is in the cache. Does not count as a use.
@@ -156,26 +147,28 @@ impl<K> ProgramCache<K> {
         K: PartialEq<Q>,
         Q: ?Sized,
     {
-        self.index_of_key(key).is_some()
+        self.entries().any(|entry| entry.key == *key)
     }
 
     /// The most recently used program of a device. `None` if it was removed, even if older programs of the device are cached.
     /// Does not count as a use.
     pub(in crate::rpc::server) fn most_recent(&self, device: u32) -> Option<&CachedProgram<K>> {
-        self.last_used_index(device).map(|at| &self.entries[at])
+        let last = self.last_used.get(device as usize).copied().flatten()?;
+        self.slots[last].as_ref()
     }
 
     /// Evicts the least recently used programs until a program of `cost` bytes fits. Returns true if the session must wait for
     /// its queues, and then call [`ProgramCache::release_evicted`], before it compiles that program.
     pub(in crate::rpc::server) fn evict_for(&mut self, cost: u64) -> bool {
         let CacheLimits { max_programs, max_cached, keep_after_eviction, max_total } = self.limits;
-        let mut bytes = self.cached_bytes();
-        if self.entries.len() >= max_programs || bytes.saturating_add(cost) > max_cached {
+        let (mut bytes, mut programs) = (self.cached_bytes(), self.entries().count());
+        if programs >= max_programs || bytes.saturating_add(cost) > max_cached {
             let target = keep_after_eviction.min(max_cached.saturating_sub(cost));
-            while self.entries.len() >= max_programs || bytes > target {
-                let oldest = (0..self.entries.len()).min_by_key(|&at| self.entries[at].last_use);
-                let Some(oldest) = oldest else { break };
+            while programs >= max_programs || bytes > target {
+                let used = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((slot.as_ref()?.last_use, at)));
+                let Some((_, oldest)) = used.min() else { break };
                 bytes -= self.evict(oldest);
+                programs -= 1;
             }
         }
         self.evicted_bytes > 0 && (bytes + self.evicted_bytes).saturating_add(cost) > max_total
@@ -194,9 +187,11 @@ impl<K> ProgramCache<K> {
 
     /// Inserts a program as the most recently used. The caller has called [`ProgramCache::evict_for`] with its cost.
     pub(in crate::rpc::server) fn insert(&mut self, program: CachedProgram<K>) {
-        self.clock += 1;
-        self.entries.push(CachedProgram { serial: self.clock, ..program });
-        self.mark_used(self.entries.len() - 1);
+        let free = self.slots.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.slots.len());
+        self.slots.resize_with(self.slots.len().max(at + 1), || None);
+        self.slots[at] = Some(program);
+        self.mark_used(at);
     }
 
     /// Removes the programs that are bound to a buffer, which is being freed. They count as evicted.
@@ -210,54 +205,43 @@ impl<K> ProgramCache<K> {
     }
 
     fn evict_where(&mut self, matches: impl Fn(&CachedProgram<K>) -> bool) {
-        let mut at = 0;
-        while let Some(entry) = self.entries.get(at) {
-            if matches(entry) { _ = self.evict(at) } else { at += 1 }
+        for at in 0..self.slots.len() {
+            if self.slots[at].as_ref().is_some_and(&matches) {
+                self.evict(at);
+            }
         }
     }
 
-    /// Evicts the program at index `at`, and returns its cost. Another program has this index then.
+    /// Evicts the program in a slot, and returns its cost.
     fn evict(&mut self, at: usize) -> u64 {
-        let CachedProgram { cost, charge, .. } = self.entries.swap_remove(at);
+        let Some(CachedProgram { cost, charge, .. }) = self.slots[at].take() else { return 0 };
+        self.last_used.iter_mut().filter(|last| **last == Some(at)).for_each(|last| *last = None);
         self.evicted_bytes += cost;
         self.evicted_charge.absorb(charge);
         cost
     }
 
-    fn index_of_key<Q>(&self, key: &Q) -> Option<usize>
-    where
-        K: PartialEq<Q>,
-        Q: ?Sized,
-    {
-        self.entries.iter().position(|entry| entry.key == *key)
+    fn entries(&self) -> impl Iterator<Item = &CachedProgram<K>> {
+        self.slots.iter().flatten()
     }
 
     fn cached_bytes(&self) -> u64 {
-        self.entries.iter().map(|entry| entry.cost).sum()
+        self.entries().map(|entry| entry.cost).sum()
     }
 
-    /// Makes the program at index `at` the most recently used, and the successor of its device's previous program.
-    fn mark_used(&mut self, at: usize) -> &CachedProgram<K> {
+    /// Makes the program in a slot the most recently used, and the successor of its device's previous program.
+    fn mark_used(&mut self, at: usize) -> Option<&CachedProgram<K>> {
         self.clock += 1;
-        let CachedProgram { serial, device, .. } = self.entries[at];
-        if let Some(before) = self.last_used_index(device) {
-            self.entries[before].successor = serial;
+        let entry = self.slots[at].as_mut()?;
+        entry.last_use = self.clock;
+        let device = entry.device as usize; // position of an existing device, so the resize is small
+        self.last_used.resize(self.last_used.len().max(device + 1), None);
+        if let Some(before) = self.last_used[device].replace(at)
+            && let Some(before) = &mut self.slots[before]
+        {
+            before.successor = at;
         }
-        self.entries[at].last_use = self.clock;
-        let slot = device as usize; // position of an existing device, so the resize is small
-        if self.last_used.len() <= slot {
-            self.last_used.resize(slot + 1, None);
-        }
-        self.last_used[slot] = Some(serial);
-        &self.entries[at]
-    }
-
-    fn last_used_index(&self, device: u32) -> Option<usize> {
-        self.last_used.get(device as usize).copied().flatten().and_then(|serial| self.index_of_serial(serial))
-    }
-
-    fn index_of_serial(&self, serial: u64) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.serial == serial)
+        self.slots[at].as_ref()
     }
 }
 
@@ -265,7 +249,7 @@ impl<K> ProgramCache<K> {
 mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
-    use crate::device::{Device, MemoryBudget};
+    use crate::device::{Budget, Device, MemoryBudget};
     use crate::rpc::server::host_memory::HostMemory;
 
     fn bound_program() -> BoundProgram {
@@ -278,7 +262,7 @@ mod tests {
     }
 
     fn memory() -> Arc<SessionMemory> {
-        HostMemory::new(u64::MAX, 0, Duration::ZERO).admit().unwrap()
+        HostMemory::new(Budget::new(u64::MAX), 0, Duration::ZERO).admit().unwrap()
     }
 
     /// Key of ggml's front end: the body of a request.
@@ -343,8 +327,8 @@ mod tests {
         assert!(cache.get(0, [2].as_slice()).is_some());
         assert!(add(&mut cache, b"huge", MAX_CACHED_BYTES), "evicted bytes count until the queues are idle");
         cache.release_evicted();
-        assert!(cache.entries.len() == 1 && cache.most_recent(0).is_some());
-        assert!(add(&mut cache, b"next", 1) && cache.entries.len() == 1, "the huge program is evicted in turn");
+        assert!(cache.entries().count() == 1 && cache.most_recent(0).is_some());
+        assert!(add(&mut cache, b"next", 1) && cache.entries().count() == 1, "the huge program is evicted in turn");
     }
 
     #[test]
@@ -366,7 +350,7 @@ mod tests {
         assert!(cache.evict_for(MAX_CACHED_BYTES / 2));
         cache.insert(body(&cache, 0, b"last", 7, 1, &p));
         cache.evict_all();
-        assert!(cache.entries.is_empty() && cache.evicted_charge.session().held() > 0);
+        assert!(cache.entries().next().is_none() && cache.evicted_charge.session().held() > 0);
         cache.release_evicted();
         assert_eq!(cache.evicted_charge.session().held(), 0);
     }
@@ -396,7 +380,7 @@ mod tests {
             cache.evict_for(0);
             cache.insert(number(&cache, n, 0, &[]));
         }
-        assert_eq!(cache.entries.len(), MAX_PROGRAMS);
+        assert_eq!(cache.entries().count(), MAX_PROGRAMS);
         assert!(cache.contains(&100) && !cache.contains(&6));
     }
 
@@ -421,6 +405,6 @@ mod tests {
             cache.evict_for(3 * MAX_CACHED_BYTES),
             "a program above the limit evicts all others and waits for the queues"
         );
-        assert!(cache.entries.is_empty());
+        assert!(cache.entries().next().is_none());
     }
 }

@@ -6,11 +6,10 @@ use super::failure::SessionError;
 use super::handle_table::{HandleTable, tensor_desc};
 use super::program_cache::{CacheLimits, ProgramCache};
 use super::request_error::RequestError;
-use crate::device::{Buffer, Device, DeviceError, MemoryBudget, MemoryInfo};
+use crate::device::{Device, DeviceError, MemoryBudget, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 use crate::rpc::server::log_limits::LogKind;
-use crate::rpc::server::tenants::Resource;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
 
@@ -79,7 +78,7 @@ impl<'a, K> SessionResources<'a, K> {
         let max = self.server.config.max_buffers;
         let allocated = if self.handles.len() < max {
             match self.buffers.grow(BUFFER_BYTES) {
-                Ok(()) => self.alloc_counted(&**target, size),
+                Ok(()) => target.alloc(size, &self.budget).map_err(|e| self.refusal_text(&e)),
                 Err(e) => Err(e.to_string()),
             }
         } else {
@@ -96,18 +95,6 @@ impl<'a, K> SessionResources<'a, K> {
             self.server.logs.log(peer, LogKind::RefusedAllocation, text);
         }
         Ok(handle.ok())
-    }
-
-    /// Allocates a buffer that is counted against the limits of the client's tenant. On failure, returns the reason.
-    fn alloc_counted(&self, device: &dyn Device, size: u64) -> Result<Buffer, String> {
-        let resource = Resource::of_buffer(device.info().kind, size);
-        let permit = resource.map(|resource| self.server.tenants.reserve(self.peer, resource)).transpose();
-        let permit = permit.map_err(|reason| reason.to_string())?;
-        let buffer = device.alloc(size, &self.budget).map_err(|e| self.refusal_text(&e))?;
-        if let Some(permit) = permit {
-            buffer.hold(Box::new(permit));
-        }
-        Ok(buffer)
     }
 
     /// The text of a failed allocation. Names the limit that has refused it: the first one, from the session outwards, that has

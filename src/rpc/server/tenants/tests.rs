@@ -31,7 +31,7 @@ fn addresses_of_one_host_are_one_tenant_and_loopback_is_none() {
 fn addresses_of_loopback_are_tenants_if_that_is_set() {
     let config = Config::default().with_loopback_tenants(true).with_max_memory_per_address(Some(100));
     let tenants = Tenants::new(&config.with_max_connections_per_address(1));
-    let connect = |ip| tenants.reserve(peer(ip), Resource::Connections);
+    let connect = |ip| tenants.reserve(peer(ip), Connections);
     let _held = ["127.0.0.2", "127.0.0.3", "::1", "10.0.0.5"].map(|ip| connect(ip).unwrap());
     // The address of an IPv4 client of an IPv6 listener is the same one.
     for ip in ["127.0.0.2", "::ffff:127.0.0.3", "::1"] {
@@ -50,12 +50,12 @@ fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
         .with_max_connections_per_address(3)
         .with_max_handshakes(8)
         .with_max_queues(8)
-        .with_max_large_buffers(8);
+        .with_max_transfer_threads(8);
     for (resource, process, tenant, process_flag, tenant_flag) in [
-        (Resource::Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
-        (Resource::Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
-        (Resource::Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
-        (Resource::LargeBuffers, 8, 2, "(--max-large-buffers)", "a quarter of the limit (--max-large-buffers)"),
+        (Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
+        (Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
+        (Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
+        (TransferThreads, 8, 2, "(--max-transfer-threads)", "a quarter of the limit (--max-transfer-threads)"),
     ] {
         let tenants = Tenants::new(&config);
         let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());
@@ -64,8 +64,8 @@ fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
         assert!(refusal.contains(&format!("its address has already {tenant} ")), "{refusal}");
         assert!(refusal.contains(tenant_flag), "{refusal}");
         permits.push(reserve("10.0.0.6").unwrap());
-        // Loopback counts for the process only.
-        while tenants.lock().used[resource as usize] < process {
+        // Loopback counts for the process only, or each session for itself.
+        while tenants.used(resource) < process {
             permits.push(reserve("127.0.0.1").unwrap());
         }
         for ip in ["10.0.0.7", "127.0.0.1"] {
@@ -73,31 +73,21 @@ fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
             assert!(refusal.contains(&format!("there are already {process} ")), "{refusal}");
             assert!(refusal.contains(process_flag), "{refusal}");
         }
-        assert_eq!(tenants.lock().refused[resource as usize], 3);
+        assert_eq!(tenants.refusals[resource as usize].load(Ordering::Relaxed), 3);
         // A refusal has counted nothing, and a returned permit is available again.
         drop(permits.remove(0));
         permits.push(reserve("10.0.0.5").unwrap());
         drop(permits);
-        let state = tenants.lock();
-        assert_eq!((state.used, state.by_tenant.len()), ([0; RESOURCES], 0));
-    }
-}
-
-#[test]
-fn large_buffers_of_cpu_devices_are_counted() {
-    for (kind, bytes, want) in [
-        (DeviceKind::Cpu, 256 << 10, None),
-        (DeviceKind::Cpu, (256 << 10) + 1, Some(Resource::LargeBuffers)),
-        (DeviceKind::Gpu, 1 << 30, None),
-    ] {
-        assert_eq!(Resource::of_buffer(kind, bytes), want, "{bytes} bytes");
+        assert_eq!(tenants.used(resource), 0);
+        let _new = reserve("10.0.0.8").unwrap();
+        assert_eq!(tenants.lock().len(), 1, "unused entries go when a new tenant comes");
     }
 }
 
 #[test]
 fn the_memory_of_a_tenant_is_counted_until_it_is_freed() {
     let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
-    let connect = |ip| tenants.reserve(peer(ip), Resource::Connections).unwrap();
+    let connect = |ip| tenants.reserve(peer(ip), Connections).unwrap();
     let used = |ip| tenants.memory_budget(peer(ip)).unwrap().used();
     let first = connect("10.0.0.5");
     let held = tenants.memory_budget(peer("10.0.0.5")).unwrap().reserve(70).unwrap();
@@ -114,14 +104,17 @@ fn the_memory_of_a_tenant_is_counted_until_it_is_freed() {
     }
     // Without a limit in bytes, the budget counts the memory mappings of the tenant's sessions.
     let unlimited = Tenants::new(&Config::default()).memory_budget(peer("10.0.0.5")).unwrap();
-    assert!(unlimited.limit() == u64::MAX && unlimited.client().is_some());
+    let sessions = [0, 1].map(|_| MemoryBudget::within(&unlimited, 100));
+    let [first, second] = sessions.each_ref().map(|session| session.mappings().unwrap());
+    assert!(unlimited.limit() == u64::MAX && Arc::ptr_eq(first, second));
+    assert_eq!(first.limit(), process_mappings().limit() / 4);
 }
 
 /// As memory, which the device reserves for a running program, for example.
 #[test]
 fn a_budget_that_is_in_use_is_not_replaced() {
     let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
-    let connect = |ip| tenants.reserve(peer(ip), Resource::Connections).unwrap();
+    let connect = |ip| tenants.reserve(peer(ip), Connections).unwrap();
     let first = connect("10.0.0.5");
     let of_session = MemoryBudget::within(&tenants.memory_budget(peer("10.0.0.5")).unwrap(), 100);
     drop(first);
@@ -129,29 +122,38 @@ fn a_budget_that_is_in_use_is_not_replaced() {
     let held = of_session.reserve(70).unwrap();
     assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().used(), 70);
     drop((held, of_session));
-    let threads = tenants.transfer_threads(peer("10.0.0.5"));
+    let threads = tenants.budget(peer("10.0.0.5"), TransferThreads);
     drop(connect("10.0.0.6"));
-    assert!(Arc::ptr_eq(&threads, &tenants.transfer_threads(peer("10.0.0.5"))));
+    assert!(Arc::ptr_eq(&threads.budget, &tenants.budget(peer("10.0.0.5"), TransferThreads).budget));
+    let mapping = tenants.memory_budget(peer("10.0.0.5")).unwrap().mappings().unwrap().reserve(1).unwrap();
     drop(threads);
-    drop(connect("10.0.0.6"));
-    assert_eq!(tenants.lock().by_tenant.len(), 0);
+    drop(connect("10.0.0.7"));
+    assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().mappings().unwrap().used(), 1);
+    drop(mapping);
+    drop(connect("10.0.0.8"));
+    assert_eq!(tenants.lock().len(), 1);
 }
 
 #[test]
 fn the_sessions_of_an_address_share_a_quarter_of_the_transfer_threads() {
     let tenants = Tenants::new(&Config::default().with_max_transfer_threads(8));
-    let session = |ip| tenants.transfer_threads(peer(ip));
+    let session = |ip| tenants.budget(peer(ip), TransferThreads);
     let (a, b, other) = (session("10.0.0.5"), session("10.0.0.5"), session("10.0.0.6"));
     let permits = (a.reserve().unwrap(), b.reserve().unwrap());
-    let refusal = a.reserve().unwrap_err().to_string();
-    assert!(refusal.contains("an address may have 2 threads"), "{refusal}");
+    let refusal = DeviceError::from(a.reserve().unwrap_err()).to_string();
+    assert!(refusal.contains("its address has already 2 threads for transfers"), "{refusal}");
     let others = (other.reserve().unwrap(), other.reserve().unwrap());
     // Each session of loopback has a quarter.
     let local: Vec<_> = (0..2).map(|_| session("127.0.0.1")).collect();
+    let refusal = {
+        let _held = [local[0].reserve().unwrap(), local[0].reserve().unwrap()];
+        local[0].reserve().unwrap_err().to_string()
+    };
+    assert!(refusal.contains("its session has already 2 threads"), "{refusal}");
     let local: Vec<_> = local.iter().flat_map(|session| [session.reserve(), session.reserve()]).collect();
     assert!(local.iter().all(Result::is_ok));
     let refusal = session("127.0.0.1").reserve().unwrap_err().to_string();
-    assert!(refusal.contains("the server may have 8 threads"), "{refusal}");
+    assert!(refusal.contains("there are already 8 threads"), "{refusal}");
     drop((permits, others, local));
     assert!(a.reserve().is_ok());
 }
@@ -162,11 +164,11 @@ fn entries_of_tenants_without_connections_do_not_pile_up() {
     let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
     for host in 0..200 {
         let at = peer(&format!("10.0.0.{host}"));
-        let permit = tenants.reserve(at, Resource::Connections).unwrap();
+        let permit = tenants.reserve(at, Connections).unwrap();
         let held = tenants.memory_budget(at).unwrap().reserve(1).unwrap();
         drop(permit);
         drop(held);
-        assert_eq!(tenants.lock().by_tenant.len(), 1);
+        assert_eq!(tenants.lock().len(), 1);
     }
 }
 
@@ -180,14 +182,14 @@ fn key_peer(ip: &str, name: &str) -> PeerAddr {
 #[test]
 fn keys_have_connections_beside_those_of_their_address() {
     let tenants = Tenants::new(&Config::default().with_max_connections_per_address(2).with_max_connections(5));
-    let connect = |peer| tenants.reserve(peer, Resource::Connections);
+    let connect = |peer| tenants.reserve(peer, Connections);
     let [alice, bob] = ["a", "b"].map(|name| key_peer("10.0.0.5", name));
     let _held = [peer("10.0.0.5"), alice, key_peer("10.0.0.9", "a"), bob].map(|peer| connect(peer).unwrap());
     let refusal = connect(alice).err().unwrap().to_string();
     assert_eq!(refusal, "its key has already 2 connections, the limit per key (--max-connections-per-address)");
-    let state = tenants.lock();
-    let of = |peer| state.by_tenant[&Tenant::of(peer, false).unwrap()].used[0];
-    assert_eq!((state.used[0], of(peer("10.0.0.5")), of(alice), of(bob)), (4, 1, 2, 1));
+    let by_tenant = tenants.lock();
+    let of = |peer| by_tenant[&Tenant::of(peer, false).unwrap()].counts[0].used();
+    assert_eq!((tenants.used(Connections), of(peer("10.0.0.5")), of(alice), of(bob)), (4, 1, 2, 1));
 }
 
 #[test]

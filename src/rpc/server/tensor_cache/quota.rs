@@ -8,6 +8,7 @@ use std::sync::MutexGuard;
 use std::time::SystemTime;
 
 use super::{ENTRY_EXTENSION, TensorCache};
+use crate::device::Reservation;
 use crate::rpc::server::folder::Links;
 use crate::rpc::server::log_limits::LogKind;
 
@@ -20,8 +21,6 @@ const MAX_CANDIDATES: usize = 4096;
 pub(super) struct Usage {
     /// Estimated size of all entries. Each listing counts it anew, because other servers may add and remove entries.
     entries: u64,
-    /// Size of the uploads in progress, as far as their bytes have arrived.
-    uploads: u64,
     /// Eviction candidates: the least recently used entries of the last listing, the oldest one last. Entries that were added
     /// or used since then are younger than all of them, so the order stays valid without them.
     candidates: Vec<Entry>,
@@ -62,13 +61,24 @@ impl TensorCache {
         Ok(())
     }
 
+    /// Reserves the first `bytes` bytes of an upload's file before they are written. Returns whether they fit; if not, nothing
+    /// more is reserved. An upload reserves what has arrived: a client that announces a large upload and sends nothing neither
+    /// empties the cache nor keeps other clients from it.
+    pub(super) fn reserve_upload(&self, upload: &mut Reservation, bytes: u64) -> bool {
+        let before = upload.bytes();
+        let mut usage = self.lock_usage();
+        // What uploads alone exceed needs no listing, which could not help.
+        let fits = upload.grow(bytes.saturating_sub(before)).is_ok() && self.evict_until_fits(&mut usage);
+        if !fits {
+            upload.shrink_to(before);
+        }
+        fits
+    }
+
     /// Evicts the least recently used entries until they fit beside the uploads in progress. Returns whether they do.
     fn evict_until_fits(&self, usage: &mut Usage) -> bool {
-        if usage.uploads > self.max_bytes {
-            return false; // without a listing, which could not help
-        }
         let mut listed = false;
-        while usage.entries.saturating_add(usage.uploads) > self.max_bytes {
+        while usage.entries.saturating_add(self.uploads.used()) > self.uploads.limit() {
             if let Some(entry) = usage.candidates.pop() {
                 self.evict(usage, &entry);
             } else if mem::replace(&mut listed, true) {
@@ -120,46 +130,6 @@ impl TensorCache {
     pub(super) fn lock_usage(&self) -> MutexGuard<'_, Usage> {
         // A panic can leave the numbers too large, which costs cache, but not wrong in the other direction.
         self.usage.lock().unpoisoned()
-    }
-}
-
-/// The part of the size limit that an upload in progress holds: the bytes that it has written. A client that announces a large
-/// upload and sends nothing therefore neither empties the cache nor keeps other clients from it. Dropping the charge gives the
-/// part back.
-pub(super) struct UploadCharge<'a> {
-    pub(super) cache: &'a TensorCache,
-    bytes: u64,
-}
-
-impl<'a> UploadCharge<'a> {
-    pub(super) fn new(cache: &'a TensorCache) -> UploadCharge<'a> {
-        UploadCharge { cache, bytes: 0 }
-    }
-
-    /// The bytes that are counted.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Counts the first `bytes` bytes of the file before they are written. Returns whether they fit; if not, nothing more is
-    /// counted.
-    pub(super) fn reserve(&mut self, bytes: u64) -> bool {
-        let more = bytes.saturating_sub(self.bytes);
-        let mut usage = self.cache.lock_usage();
-        usage.uploads = usage.uploads.saturating_add(more);
-        let fits = self.cache.evict_until_fits(&mut usage);
-        if fits {
-            self.bytes += more;
-        } else {
-            usage.uploads -= more;
-        }
-        fits
-    }
-}
-
-impl Drop for UploadCharge<'_> {
-    fn drop(&mut self) {
-        self.cache.lock_usage().uploads -= self.bytes;
     }
 }
 
@@ -275,7 +245,7 @@ mod tests {
         other.commit();
         assert_eq!(entries(), 0);
         drop(slow);
-        assert_eq!(cache.lock_usage().uploads, 0);
+        assert_eq!(cache.uploads.used(), 0);
         write(&cache, 1);
         assert_eq!(entries(), 1);
     }

@@ -10,7 +10,7 @@ use super::receiver::{FailureCallback, Receiver, ReceiverShared};
 use super::table::{Destination, TokenTable, Transfer};
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
 use crate::rpc::server::host_memory::SessionMemory;
-use crate::rpc::server::thread_budget::ThreadBudget;
+use crate::rpc::server::tenants::ClientBudget;
 use crate::rpc::wire::ext::{TRANSFER_TOKEN_BYTES, TransferToken};
 
 /// Host memory that a token is charged: its entries in the tables, and its RECEIVE_FROM_PEER.
@@ -24,7 +24,7 @@ pub(in crate::rpc::server) struct SessionTransfers {
     pub(super) table: Arc<TokenTable>,
     pub(super) budget: Arc<MemoryBudget>,
     pub(super) memory: Arc<SessionMemory>,
-    pub(super) threads: Arc<ThreadBudget>,
+    pub(super) threads: Arc<ClientBudget>,
     state: Mutex<TransfersState>,
 }
 
@@ -80,7 +80,7 @@ impl TokenLedger {
         table: &Arc<TokenTable>,
         budget: &Arc<MemoryBudget>,
         memory: &Arc<SessionMemory>,
-        threads: &Arc<ThreadBudget>,
+        threads: &Arc<ClientBudget>,
     ) -> TokenLedger {
         let (table, budget, memory) = (Arc::clone(table), Arc::clone(budget), Arc::clone(memory));
         let threads = Arc::clone(threads);

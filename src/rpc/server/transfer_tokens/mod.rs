@@ -41,24 +41,30 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
     use crate::device::{
-        Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
+        Budget, Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
         TRANSFER_CHUNK_BYTES, UploadSource,
     };
     use crate::rpc::server::host_memory::HostMemory;
-    use crate::rpc::server::thread_budget::ThreadBudget;
+    use crate::rpc::server::limits::Config;
+    use crate::rpc::server::tenants::{ClientBudget, Resource, Tenants};
+    use crate::rpc::transport::PeerAddr;
     use crate::tensor::TensorDesc;
+
+    fn threads() -> Arc<ClientBudget> {
+        Arc::new(Tenants::new(&Config::default()).budget(PeerAddr::Local(0), Resource::TransferThreads))
+    }
 
     /// The bytes of a transfer come in order and once, also from a sender with two connections.
     #[test]
     fn a_piece_out_of_order_fails_the_queue_and_ends_the_transfer() {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 22));
-        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
         let piece = vec![1; TRANSFER_CHUNK_BYTES as usize];
         for (at, len) in [(0, piece.len()), (2 * TRANSFER_CHUNK_BYTES, 1), (TRANSFER_CHUNK_BYTES, 2)] {
             for is_early in [true, false] {
                 let mut queue = device.queue(&budget).unwrap();
-                let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
+                let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
                 let tokens = ledger.issue(2).unwrap();
                 let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
                 let region = device.alloc(TRANSFER_CHUNK_BYTES + 1, &budget).unwrap().whole();
@@ -142,9 +148,9 @@ mod tests {
         let device = BlockingDevice { inner, gate: Arc::clone(&gate), aborts: Arc::clone(&aborts) };
         let device = Arc::new(device) as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
-        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
+        let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
         let tokens = ledger.issue(1).unwrap();
         let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
         let region = device.alloc(1, &budget).unwrap().whole();

@@ -15,7 +15,7 @@
 //! simulation       seeded histories of clients, health checks and scanners (test)
 //! ```
 //!
-//! Not here: the encoding of the reply (`handshake`, `reject`), and the messages of each version (`rpc::wire`).
+//! Not here: the encoding of the reply (`handshake`), and the messages of each version (`rpc::wire`).
 
 mod choice;
 mod evidence;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::rpc::wire::{HelloForm, Version, VersionCodec, VersionDetector};
+use crate::rpc::wire::{ClientCodec, HelloForm, Version, VersionCodec as Codec, VersionDetector};
 
 /// A version of ggml's protocol that a server can serve clients by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,8 +77,8 @@ struct VersionRow {
     aliases: &'static [&'static str],
     /// Version in the reply to HELLO. `None`: its clients send no HELLO.
     reply: Option<Version>,
-    /// Codecs of the versions that its clients may have, never none. The first one is assumed until their requests tell.
-    candidates: &'static [&'static VersionCodec],
+    /// The versions that its clients may have, never none. The first one is assumed until their requests tell.
+    candidates: &'static [Codec],
 }
 
 const fn row(
@@ -86,45 +86,36 @@ const fn row(
     name: &'static str,
     aliases: &'static [&'static str],
     reply: (u8, u8, u8),
-    candidates: &'static [&'static VersionCodec],
+    candidates: &'static [Codec],
 ) -> VersionRow {
     let (major, minor, patch) = reply;
     VersionRow { version, name, aliases, reply: Some(Version { major, minor, patch }), candidates }
 }
 
-/// The codec of a version. A version without one fails the compilation: the rows are constants.
-#[expect(clippy::panic, reason = "it is called for constants only")]
-const fn codec(major: u8, minor: u8, patch: u8) -> &'static VersionCodec {
-    match VersionCodec::for_version(Version { major, minor, patch }) {
-        Some(codec) => codec,
-        None => panic!("a version without a codec"),
-    }
-}
-
 /// The versions in the order of [`ServedVersion`], newest first.
 #[rustfmt::skip] // one row, one line
 const VERSIONS: [VersionRow; 13] = [
-    row(ServedVersion::V8_0, "8.0", &["8", "8.0.0", "8.0.1"], (8, 0, 1), &[codec(8, 0, 1), codec(8, 0, 0)]),
-    row(ServedVersion::V7_0, "7.0", &["7", "7.0.0"], (7, 0, 0), &[codec(7, 0, 0)]),
-    row(ServedVersion::V5_1, "5.1", &["5.1.0"], (5, 1, 0), &[codec(5, 1, 0)]),
-    row(ServedVersion::V5_0, "5.0", &["5", "5.0.0"], (5, 0, 0), &[codec(5, 0, 0)]),
-    row(ServedVersion::V4_0, "4.0", &["4"], (4, 0, 3), &[codec(4, 0, 3), codec(4, 0, 2), codec(4, 0, 1), codec(4, 0, 0)]),
-    row(ServedVersion::V4_0_3, "4.0.3", &[], (4, 0, 3), &[codec(4, 0, 3)]),
-    row(ServedVersion::V4_0_2, "4.0.2", &[], (4, 0, 2), &[codec(4, 0, 2)]),
-    row(ServedVersion::V4_0_1, "4.0.1", &[], (4, 0, 1), &[codec(4, 0, 1)]),
-    row(ServedVersion::V4_0_0, "4.0.0", &[], (4, 0, 0), &[codec(4, 0, 0)]),
+    row(ServedVersion::V8_0, "8.0", &["8", "8.0.0", "8.0.1"], (8, 0, 1), &[Codec::V8_0_1, Codec::V8_0_0]),
+    row(ServedVersion::V7_0, "7.0", &["7", "7.0.0"], (7, 0, 0), &[Codec::V7_0]),
+    row(ServedVersion::V5_1, "5.1", &["5.1.0"], (5, 1, 0), &[Codec::V5_1]),
+    row(ServedVersion::V5_0, "5.0", &["5", "5.0.0"], (5, 0, 0), &[Codec::V5_0]),
+    row(ServedVersion::V4_0, "4.0", &["4"], (4, 0, 3), &[Codec::V4_0_3, Codec::V4_0_2, Codec::V4_0_1, Codec::V4_0_0]),
+    row(ServedVersion::V4_0_3, "4.0.3", &[], (4, 0, 3), &[Codec::V4_0_3]),
+    row(ServedVersion::V4_0_2, "4.0.2", &[], (4, 0, 2), &[Codec::V4_0_2]),
+    row(ServedVersion::V4_0_1, "4.0.1", &[], (4, 0, 1), &[Codec::V4_0_1]),
+    row(ServedVersion::V4_0_0, "4.0.0", &[], (4, 0, 0), &[Codec::V4_0_0]),
     // All clients of 3.x accept 3.0.0.
     row(ServedVersion::V3, "3.x", &["3"], (3, 0, 0),
-        &[codec(3, 6, 1), codec(3, 6, 0), VersionCodec::V3_6_0_UNFLAGGED, codec(3, 0, 0), VersionCodec::V3_0_SECOND,
-          VersionCodec::V3_0_THIRD, codec(3, 5, 0)]),
-    row(ServedVersion::V3_6_1, "3.6.1", &[], (3, 6, 1), &[codec(3, 6, 1)]),
-    row(ServedVersion::V3_0_0, "3.0.0", &[], (3, 0, 0), &[codec(3, 0, 0)]),
+        &[Codec::V3_6_1, Codec::V3_6_0, Codec::V3_6_0Unflagged, Codec::V3_0, Codec::V3_0Second,
+          Codec::V3_0Third, Codec::V3_5]),
+    row(ServedVersion::V3_6_1, "3.6.1", &[], (3, 6, 1), &[Codec::V3_6_1]),
+    row(ServedVersion::V3_0_0, "3.0.0", &[], (3, 0, 0), &[Codec::V3_0]),
     VersionRow {
         version: ServedVersion::Gen0,
         name: "gen0",
         aliases: &[],
         reply: None,
-        candidates: &[VersionCodec::GEN0, VersionCodec::GEN0_FIRST],
+        candidates: &[Codec::Gen0, Codec::Gen0First],
     },
 ];
 
@@ -165,12 +156,12 @@ impl ServedVersion {
 
     /// Whether requests of this version have a command with this number.
     pub(super) fn has_command_number(self, number: u8) -> bool {
-        self.codec().command(number).is_some()
+        ClientCodec::new(self.codec()).command(number).is_some()
     }
 
     /// Finds out which of the versions that this one stands for a client has.
     pub(super) fn detector(self) -> VersionDetector {
-        VersionDetector::new(self.codec(), self.row().candidates.iter().skip(1).copied())
+        VersionDetector::new(self.row().candidates)
     }
 
     /// The shortest text that denotes the version.
@@ -181,18 +172,17 @@ impl ServedVersion {
 
     /// Whether another version stands for this one, too.
     fn is_exact(self) -> bool {
-        let covers = |row: &VersionRow| {
-            row.version != self && self.row().candidates.iter().all(|codec| row.candidates.contains(codec))
-        };
-        VERSIONS.iter().any(covers)
+        VERSIONS.iter().any(|row| row.version.covers(self))
+    }
+
+    /// Whether this version stands for another one, too.
+    fn covers(self, other: ServedVersion) -> bool {
+        self != other && other.row().candidates.iter().all(|codec| self.row().candidates.contains(codec))
     }
 
     /// How to serve a client if its requests do not tell which of the versions it has that this one stands for, for messages.
     pub(super) fn undecided_remedy(self) -> String {
-        let is_covered = |row: &&VersionRow| {
-            row.version != self && row.candidates.iter().all(|codec| self.row().candidates.contains(codec))
-        };
-        let ports = ports(VERSIONS.iter().filter(is_covered).map(|row| row.version));
+        let ports = ports(VERSIONS.iter().map(|row| row.version).filter(|&version| self.covers(version)));
         if ports.is_empty() {
             "update the llama.cpp of the client".to_owned()
         } else {
@@ -201,8 +191,8 @@ impl ServedVersion {
     }
 
     /// A codec with the form of HELLO and the commands of this version.
-    fn codec(self) -> &'static VersionCodec {
-        self.row().candidates.first().copied().unwrap_or(VersionCodec::NEWEST)
+    fn codec(self) -> Codec {
+        self.row().candidates.first().copied().unwrap_or(Codec::NEWEST)
     }
 
     const fn row(self) -> &'static VersionRow {
@@ -306,11 +296,11 @@ mod tests {
                 assert!(major.is_some_and(|major| of_codec.starts_with(major)), "{name}: {codec}");
             }
             if let Some(reply) = row.reply {
-                let replied = VersionCodec::for_version(reply).unwrap();
+                let replied = Codec::for_version(reply).unwrap();
                 assert!(row.candidates.contains(&replied), "{name}: {reply}");
                 assert_eq!(replied.offers_extensions(), row.version.offers_extensions(), "{name}");
             }
-            assert_eq!(row.version.detector().codec(), row.candidates[0]);
+            assert_eq!(row.version.detector().codec(), ClientCodec::new(row.candidates[0]));
         }
     }
 

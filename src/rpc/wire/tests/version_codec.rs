@@ -24,9 +24,9 @@ pub(crate) const VERSIONS: [&str; 14] = [
     "8.0.1",
 ];
 
-pub(crate) fn codec(name: &str) -> &'static VersionCodec {
+pub(crate) fn codec(name: &str) -> VersionCodec {
     if name == "gen0" {
-        return VersionCodec::GEN0;
+        return VersionCodec::Gen0;
     }
     let parts: Vec<u8> = name.split('.').map(|n| n.parse().expect("a number")).collect();
     let version = Version { major: parts[0], minor: parts[1], patch: parts[2] };
@@ -309,7 +309,7 @@ fn records_that_a_version_lacks_are_errors() {
     lacks("8.0.0", DType::F8_E4M3.to_wire(), 0, 0, "F8_E4M3");
     let mut out = Vec::new();
     let second = Request::GetAlignment(GetAlignment { device: 1 });
-    assert!(VersionCodec::GEN0.encode(&second, &mut out).expect_err("one device").to_string().contains("device 1"));
+    assert!(VersionCodec::Gen0.encode(&second, &mut out).expect_err("one device").to_string().contains("device 1"));
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn commands_without_fallback_are_forwarded_directly() {
         // A large upload waits for all earlier work, so the submitter has the worker again after it.
         queue.upload(large.whole(), None, UploadSource::Borrowed(&vec![1; 1 << 20])).unwrap();
         set(&mut *queue, buffer.whole(), 3.0);
-        queue.run_inline_or_submit(&straight, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline(&straight, &bindings, Duration::from_secs(60)).unwrap();
         queue.run(&straight, &bindings).unwrap();
         queue.fill(large.whole(), 0).unwrap();
         assert!(
@@ -62,7 +62,7 @@ fn commands_without_fallback_are_forwarded_directly() {
             "the secondary queue is opened once, when first needed"
         );
         assert_eq!(pair.device.secondary_nodes(Mul), round - 1);
-        queue.run_inline_or_submit(&cut, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline(&cut, &bindings, Duration::from_secs(60)).unwrap();
         assert_eq!(get(&mut *queue, region(&graph, &buffer, graph.nodes()[0].dst)), Ok(9.0));
     }
 }
@@ -86,11 +86,11 @@ fn nothing_overtakes_a_program_that_falls_back() {
         set(&mut *queue, sums.whole(), round as f32);
         let gate = Timeline::new();
         queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
-        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline(&program, &bindings, Duration::from_secs(60)).unwrap();
         let first = queue.download(row.clone()).unwrap();
         queue.run(&program, &bindings).unwrap();
         assert!(queue.copy_from(row.clone(), copy.whole(), None).unwrap().is_submitted());
-        queue.run_inline_or_submit(&straight, &Arc::from([sums.whole()]), Duration::from_secs(60)).unwrap();
+        queue.run_inline(&straight, &Arc::from([sums.whole()]), Duration::from_secs(60)).unwrap();
         set(&mut *queue, row.clone(), 2.0);
         queue.run(&program, &bindings).unwrap();
         let second = queue.download(row.clone()).unwrap();

@@ -7,14 +7,7 @@
 //! By the protocol's rule, client and server forget all graphs of a device when a GRAPH_COMPUTE arrives while [`MAX_GRAPHS`]
 //! numbers are counted for the device. The budget in bytes is the server's own: beyond it the least recently used bodies are
 //! evicted, while their numbers keep counting.
-//!
-//! Delta compression: a body is stored as its difference from a keyframe, which is another body of the device, stored whole.
-//! llama.cpp builds its graph anew every 256 tokens of context, and the new graph differs from the one before in few bytes:
-//! shapes and strides of views of the KV cache, and addresses. A keyframe stays in memory, and counts against the budget, while
-//! a difference refers to it, even if its own graph was dropped. Differences never refer to differences, so a body is rebuilt
-//! with one copy and one pass of edits.
 
-mod difference;
 #[cfg(test)]
 mod tests;
 
@@ -28,12 +21,6 @@ use crate::rpc::server::host_memory::{HostCharge, HostMemoryError, SessionMemory
 
 /// Number of different uids at which the next GRAPH_COMPUTE makes client and server forget all graphs of its device.
 const MAX_GRAPHS: usize = 1024;
-
-/// Maximum number of keyframes with which a new body is compared.
-const MAX_CANDIDATES: usize = 4;
-
-/// A body whose difference from all candidates exceeds its length divided by this becomes a keyframe.
-const MIN_COMPRESSION: usize = 2;
 
 /// Estimated overhead of a heap allocation, in bytes.
 const ALLOCATION: u64 = 16;
@@ -66,11 +53,9 @@ pub(super) enum MissingGraph {
     Evicted,
 }
 
-/// The body of a graph, as a keyframe or as a difference from one.
+/// The body of a graph.
 struct StoredBody {
-    keyframe: Arc<[u8]>,
-    /// How the body differs from the keyframe. `None`: the body is the keyframe itself.
-    difference: Option<Box<[u8]>>,
+    body: Arc<[u8]>,
     /// Handles of the buffers that the graph names.
     buffers: Box<[u64]>,
     /// Time of its last use, by the store's logical clock.
@@ -78,38 +63,14 @@ struct StoredBody {
 }
 
 impl StoredBody {
-    /// Length of the body in bytes.
-    fn len(&self) -> usize {
-        self.difference.as_ref().map_or(self.keyframe.len(), |difference| difference::target_len(difference))
-    }
-
-    fn body(&self) -> Vec<u8> {
-        match &self.difference {
-            Some(difference) => difference::apply(&self.keyframe, difference),
-            None => self.keyframe.to_vec(),
-        }
-    }
-
-    /// Bytes that dropping it releases, apart from its keyframe.
-    fn own_bytes(&self) -> u64 {
-        let difference = self.difference.as_ref().map_or(0, |difference| difference.len() as u64 + ALLOCATION);
-        difference + size_of_val(&*self.buffers) as u64 + ALLOCATION
-    }
-
-    /// Whether it is a keyframe that other bodies refer to, so that dropping it would release almost nothing.
-    fn is_keyframe_in_use(&self) -> bool {
-        self.difference.is_none() && keyframe_references(&self.keyframe) > 1
+    fn bytes(&self) -> u64 {
+        stored_bytes(&self.body, &self.buffers)
     }
 }
 
-/// Number of bodies that refer to a keyframe, which its device lists, too.
-fn keyframe_references(keyframe: &Arc<[u8]>) -> usize {
-    Arc::strong_count(keyframe) - 1
-}
-
-/// Bytes of a keyframe, with its two reference counts and its slot in the device's list.
-fn keyframe_bytes(keyframe: &[u8]) -> u64 {
-    keyframe.len() as u64 + 16 + ALLOCATION + 2 * size_of::<Arc<[u8]>>() as u64
+/// Bytes of a stored body, with its two reference counts, and of the handles of its buffers.
+fn stored_bytes(body: &[u8], buffers: &[u64]) -> u64 {
+    body.len() as u64 + 16 + size_of_val(buffers) as u64 + 2 * ALLOCATION
 }
 
 /// A counted graph.
@@ -125,9 +86,7 @@ struct DeviceGraphs {
     graphs: HashMap<u64, Graph>,
     /// Numbers that the last clearing forgot.
     forgotten: Box<[u64]>,
-    /// All keyframes that bodies refer to, oldest first.
-    keyframes: Vec<Arc<[u8]>>,
-    /// Bytes of the bodies and keyframes.
+    /// Bytes of the bodies.
     body_bytes: u64,
 }
 
@@ -149,46 +108,11 @@ impl DeviceGraphs {
         clear
     }
 
-    /// Stores the body of a counted graph, unless the body and the keyframe that it needs exceed `max_bytes`.
-    fn store(&mut self, uid: u64, body: &[u8], buffers: &[u64], last_use: u64, max_bytes: u64) {
-        let stored = |keyframe, difference| StoredBody { keyframe, difference, buffers: buffers.into(), last_use };
-        let fits = |stored: &StoredBody| stored.own_bytes() + keyframe_bytes(&stored.keyframe) <= max_bytes;
-        let compressed = self.smallest_difference(body);
-        let compressed =
-            compressed.map(|(keyframe, difference)| stored(keyframe, Some(difference.into()))).filter(fits);
-        let Some(body) = compressed.or_else(|| Some(stored(body.into(), None)).filter(fits)) else { return };
-        self.body_bytes += body.own_bytes();
-        if body.difference.is_none() {
-            self.body_bytes += keyframe_bytes(&body.keyframe);
-            self.keyframes.push(body.keyframe.clone());
-        }
-        self.graphs.insert(uid, Graph::Stored(body));
-    }
-
-    /// The keyframe from which a body differs least, and the difference. `None` if all differences are too long.
-    fn smallest_difference(&self, body: &[u8]) -> Option<(Arc<[u8]>, Vec<u8>)> {
-        let distance = |keyframe: &&Arc<[u8]>| keyframe.len().abs_diff(body.len());
-        let mut max_len = body.len() / MIN_COMPRESSION;
-        let mut candidates: Vec<_> = self.keyframes.iter().rev().filter(|k| distance(k) <= max_len).collect();
-        candidates.sort_by_key(distance); // stable: of equal lengths the newest first
-        let mut smallest = None;
-        for keyframe in candidates.into_iter().take(MAX_CANDIDATES) {
-            if let Some(difference) = difference::encode(keyframe, body, max_len) {
-                max_len = difference.len() - 1; // a difference has at least the byte of its length
-                smallest = Some((keyframe.clone(), difference));
-            }
-        }
-        smallest
-    }
-
-    /// Drops the body of a graph, and its keyframe if no other body refers to it. The number keeps counting.
+    /// Drops the body of a graph. The number keeps counting.
     fn drop_body(&mut self, uid: u64, reason: MissingGraph) {
         let Some(graph @ Graph::Stored(_)) = self.graphs.get_mut(&uid) else { return };
-        let Graph::Stored(stored) = mem::replace(graph, Graph::Dropped(reason)) else { return };
-        self.body_bytes -= stored.own_bytes();
-        if keyframe_references(&stored.keyframe) == 1 {
-            self.body_bytes -= keyframe_bytes(&stored.keyframe);
-            self.keyframes.retain(|keyframe| !Arc::ptr_eq(keyframe, &stored.keyframe));
+        if let Graph::Stored(stored) = mem::replace(graph, Graph::Dropped(reason)) {
+            self.body_bytes -= stored.bytes();
         }
     }
 
@@ -242,8 +166,8 @@ impl GraphStore {
                 self.charge.wait_and_grow(NUMBER_BYTES)?;
             }
         }
-        let most = keyframe_bytes(body) + size_of_val(buffers) as u64 + 2 * ALLOCATION;
-        let limit = match self.charge.grow(most) {
+        let bytes = stored_bytes(body, buffers);
+        let limit = match self.charge.grow(bytes) {
             Ok(()) => self.max_bytes,
             Err(_) => self.max_bytes.min(self.charge.bytes()),
         };
@@ -253,8 +177,12 @@ impl GraphStore {
         }
         let cleared = self.devices[slot].count(uid);
         let numbers: u64 = self.devices.iter().map(DeviceGraphs::number_bytes).sum();
-        let max_bytes = limit.saturating_sub(numbers);
-        self.devices[slot].store(uid, body, buffers, self.clock, max_bytes);
+        if numbers + bytes <= limit {
+            let device = &mut self.devices[slot];
+            let stored = StoredBody { body: body.into(), buffers: buffers.into(), last_use: self.clock };
+            device.graphs.insert(uid, Graph::Stored(stored));
+            device.body_bytes += bytes;
+        }
         self.evict(limit);
         self.charge.shrink_to(self.bytes());
         Ok(cleared)
@@ -269,23 +197,15 @@ impl GraphStore {
         }
     }
 
-    /// Length of the body of a graph; 0 if it is not stored.
-    pub(super) fn body_len(&self, device: u32, uid: u64) -> u64 {
-        match self.devices.get(device as usize).and_then(|device| device.graphs.get(&uid)) {
-            Some(Graph::Stored(stored)) => stored.len() as u64,
-            _ => 0,
-        }
-    }
-
-    /// Rebuilds the body of a graph, and makes the graph the most recently used.
-    pub(super) fn body(&mut self, device: u32, uid: u64) -> Result<Vec<u8>, MissingGraph> {
+    /// The body of a graph, which becomes the most recently used.
+    pub(super) fn body(&mut self, device: u32, uid: u64) -> Result<Arc<[u8]>, MissingGraph> {
         if uid == 0 {
             return Err(MissingGraph::Unnumbered);
         }
         self.record_use(device, uid);
         let device = self.devices.get(device as usize).ok_or(MissingGraph::NeverSent)?;
         match device.graphs.get(&uid) {
-            Some(Graph::Stored(stored)) => Ok(stored.body()),
+            Some(Graph::Stored(stored)) => Ok(Arc::clone(&stored.body)),
             Some(Graph::Dropped(reason)) => Err(*reason),
             None if device.forgotten.contains(&uid) => Err(MissingGraph::Forgotten),
             None => Err(MissingGraph::NeverSent),
@@ -308,9 +228,8 @@ impl GraphStore {
         self.devices.iter().map(|device| device.number_bytes() + device.body_bytes).sum()
     }
 
-    /// Drops the least recently used bodies until the rest fits into `limit` bytes. Skips a keyframe while other bodies refer to it, because that
-    /// would release almost nothing. Spares the body that was stored last: it fits together with its keyframe, so the loop ends
-    /// within the budget, unless the numbers alone exceed it.
+    /// Drops the least recently used bodies until the rest fits into `limit` bytes. Spares the body that was stored last, which
+    /// fits: the loop ends within the budget, unless the numbers alone exceed it.
     fn evict(&mut self, limit: u64) {
         while self.bytes() > limit {
             let stored = self
@@ -319,7 +238,7 @@ impl GraphStore {
                 .enumerate()
                 .flat_map(|(slot, device)| device.stored().map(move |(uid, stored)| (slot, uid, stored)));
             let others = stored.filter(|(_, _, stored)| stored.last_use != self.clock);
-            let victim = others.min_by_key(|(_, _, stored)| (stored.is_keyframe_in_use(), stored.last_use));
+            let victim = others.min_by_key(|(_, _, stored)| stored.last_use);
             let Some((slot, uid, _)) = victim else { break };
             self.devices[slot].drop_body(uid, MissingGraph::Evicted);
         }
