@@ -64,3 +64,22 @@ fn clients_with_long_names_are_served() {
         client.expect_refused(&["GET_TENSOR", "expected a body of 376 bytes, the header says 312"]);
     }
 }
+
+/// An upload that has the length of the usual names, from a client whose first message had long ones: its head would be longer
+/// than the message.
+#[test]
+fn uploads_shorter_than_their_head_are_refused() {
+    for command in [RpcCommand::SetTensor, RpcCommand::SetTensor2d] {
+        let server = TestServer::start(Config::default());
+        let mut client = Client::connect(&server);
+        let memory = client.alloc(0, 1024);
+        let x = memory.tensor(1, DType::F32, [4, 1, 1, 1], 0);
+        client.write(&lengthen(&set_tensor_message(&x, &[0; 16]), 0, 1));
+        let body = x.encode();
+        let header = [&[command as u8][..], &(body.len() as u64).to_le_bytes()].concat();
+        client.write(&[&header, &body[..]].concat());
+        client.expect_refused(&[command.name()]);
+        let mut next = Client::connect(&server);
+        assert_eq!(next.request_number(&Request::DeviceCount(DeviceCount {})), 1);
+    }
+}
