@@ -14,7 +14,7 @@ is 1 if any failed. With NAMEs, runs only rows whose name contains one of them.
   --debug     use the development build of the emulator
   -h, --help  this text
 
-CUDAEMU_… settings are passed on (crates/cudaemu/README.md).
+CUDAEMU_… settings are passed on (crates/cudaemu/SETTINGS.md).
 TEXT
 }
 

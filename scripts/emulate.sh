@@ -16,7 +16,7 @@ that use what the list of crates/cudaemu/README.md (Limits) names: functions of 
   -h, --help     this text
 
 FANOUT_BUILT: folder in which cargo has already built the emulator (target/debug after scripts/test.sh); nothing is built then.
-More settings are environment variables; crates/cudaemu/README.md lists them.
+More settings are environment variables; crates/cudaemu/SETTINGS.md lists them.
 Example: CUDAEMU_COUNTS=table scripts/emulate.sh -n 2 ./my-program --device 0,1
 TEXT
 }

@@ -13,7 +13,7 @@ Builds the crate `fanout` without features and with each feature of Cargo.toml a
     all tests with all features.
 The default enables all features; scripts/test.sh checks it.
 
-  --counts    only print the number of dependencies of each combination, for the README
+  --counts    only print the number of crates that each combination links
   -h, --help  this text
 
 Builds share cargo's target folder; `fanout` is built unoptimised.

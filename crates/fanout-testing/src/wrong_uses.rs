@@ -1,4 +1,5 @@
-//! Wrong uses of a program, and what it prints: the tables of `docs/troubleshooting.md`, whose rows are run as tests.
+//! Wrong uses of a program, and what it prints. The tables of `docs/troubleshooting.md` have the twenty that people meet most,
+//! `wrong_uses.txt` the others; tests run all rows.
 //!
 //! A row has a command, how the program is started if that matters, and its message:
 //!
@@ -190,13 +191,14 @@ fn matches(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// The document with the tables.
+/// The tables: those of the document for users, and those of the rarer wrong uses.
 ///
 /// # Panics
-/// It is missing.
+/// The document is missing.
 pub fn document() -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/troubleshooting.md");
-    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    let document = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    document + include_str!("wrong_uses.txt")
 }
 
 #[cfg(test)]
