@@ -369,6 +369,8 @@ impl Server {
         let device_watch = std::thread::Builder::new().name("device-watch".to_owned()).spawn(drain_if_lost);
         let not_watching = |e| DeviceError::thread_spawn_failed("that watches for devices that are lost", &e);
         let mut started = device_watch.map(drop).map_err(not_watching);
+        // Before the first connection, so that its query of the status finds the devices' memory.
+        context.statistics.take_sample(&context.all_devices, status::sample_facts(&context));
         let sample = {
             let context = Arc::clone(&context);
             move || context.statistics.run(&context.all_devices, &context.logs, || status::sample_facts(&context))

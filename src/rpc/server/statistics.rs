@@ -141,33 +141,34 @@ impl Statistics {
         Arc::clone(&lock(&self.facts))
     }
 
-    /// The thread that takes samples: returns after [`Statistics::end`].
+    /// The thread that takes samples, the first after an interval: returns after [`Statistics::end`].
     pub(super) fn run(&self, devices: &[Arc<dyn Device>], logs: &LogLimits, facts: impl Fn() -> SampledFacts) {
         let mut ended = lock(&self.has_ended);
-        while !*ended {
+        loop {
+            ended = self.ended.wait_timeout_while(ended, INTERVAL, |ended| !*ended).unpoisoned().0;
+            if *ended {
+                return;
+            }
             drop(ended);
-            self.take_sample(devices);
-            let found = Arc::new(facts());
-            *lock(&self.facts) = found;
+            self.take_sample(devices, facts());
             for audit in self.sessions() {
                 if let Some(line) = audit.slow_client(SLOW_CLIENT) {
                     logs.log(audit.peer(), LogKind::SlowClient, format_args!("{line}"));
                 }
             }
             ended = lock(&self.has_ended);
-            if !*ended {
-                ended = self.ended.wait_timeout(ended, INTERVAL).unpoisoned().0;
-            }
         }
     }
 
-    fn take_sample(&self, devices: &[Arc<dyn Device>]) {
+    pub(super) fn take_sample(&self, devices: &[Arc<dyn Device>], facts: SampledFacts) {
         let sample = self.sample(devices);
         let mut samples = lock(&self.samples);
         if samples.len() == SAMPLES {
             samples.pop_front();
         }
         samples.push_back(sample);
+        drop(samples);
+        *lock(&self.facts) = Arc::new(facts);
     }
 
     pub(super) fn end(&self) {
