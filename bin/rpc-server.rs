@@ -209,8 +209,8 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes, value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
 
-    /// Host memory for the graphs that one client of protocol 8.0 has numbered; beyond it, the least recently used are dropped.
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_nonzero_bytes)]
+    /// Host memory for the graphs that one client of protocol 8.0 has numbered; beyond it, superseded and long unused ones are dropped.
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = parse_nonzero_bytes)]
     max_graph_memory: u64,
 
     /// Maximum size of a message, at least 4K; tensor data does not count.

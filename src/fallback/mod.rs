@@ -22,12 +22,12 @@ use crate::device::{
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, Op, OpCode};
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use log::warn;
 use partition::PartitionedGraph;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A primary device, and a secondary device for the nodes that the primary does not support. See the [module](self).
 #[derive(Debug)]
@@ -86,10 +86,6 @@ impl Fallback {
     /// The ops that ran on the secondary device, each with its number of nodes.
     pub fn secondary_counts(&self) -> Vec<(OpCode, u64)> {
         OpCode::ALL.iter().map(|&op| (op, self.secondary_nodes(op))).filter(|&(_, nodes)| nodes > 0).collect()
-    }
-
-    fn lock_copy_support(&self) -> MutexGuard<'_, HashMap<DeviceId, bool>> {
-        self.copy_support.lock().unpoisoned()
     }
 
     /// Counts nodes that ran on the secondary device.
@@ -182,7 +178,7 @@ impl ForwardDevice for Fallback {
 impl PeerCopies for Fallback {
     fn copies_from(&self, other: &DeviceInfo) -> bool {
         let copies = self.primary.copies_from(other);
-        self.lock_copy_support().insert(other.id, copies);
+        lock(&self.copy_support).insert(other.id, copies);
         copies
     }
 }

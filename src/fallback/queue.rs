@@ -13,6 +13,7 @@ use crate::device::{
     MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, TensorDigest,
     Timeline, TimelinePoint, UploadSource, check_copy,
 };
+use crate::poison::lock;
 use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -195,11 +196,11 @@ impl Queue for FallbackQueue {
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
         let is_foreign = self.check_own(&src).is_err();
-        let cached = self.device.lock_copy_support().get(&src.buffer().device()).copied();
+        let cached = lock(&self.device.copy_support).get(&src.buffer().device()).copied();
         if let Some(primary) = self.primary_if_idle()? {
             let uncached = (is_foreign && cached.is_none()).then(|| src.buffer().device());
             let outcome = primary.copy_from(src, dst, after)?;
-            self.device.lock_copy_support().extend(uncached.map(|device| (device, outcome.is_submitted())));
+            lock(&self.device.copy_support).extend(uncached.map(|device| (device, outcome.is_submitted())));
             return Ok(outcome);
         }
         self.check_own(&dst)?;

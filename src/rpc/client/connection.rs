@@ -312,7 +312,9 @@ impl ConnectionShared {
             let mut writer = match self.writer.try_lock() {
                 Ok(writer) => writer,
                 Err(TryLockError::WouldBlock) => return,
-                Err(TryLockError::Poisoned(_)) => {
+                Err(TryLockError::Poisoned(guard)) => {
+                    // Drops that follow may defer sends, which must not find the writer locked.
+                    drop(guard);
                     self.fail_poisoned();
                     self.drop_deferred_sends();
                     return;

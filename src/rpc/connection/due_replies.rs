@@ -1,9 +1,9 @@
 //! Outstanding replies of a connection, in the order of their requests.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// An outstanding reply.
@@ -51,7 +51,7 @@ impl<T, F: Clone> DueReplies<T, F> {
         len: RangeInclusive<u64>,
         sink: T,
     ) -> Result<(), (F, T)> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(failure) = state.failure.clone() {
             return Err((failure, sink));
         }
@@ -61,23 +61,23 @@ impl<T, F: Clone> DueReplies<T, F> {
 
     /// The next expected reply: its command, its allowed lengths, and the time of its request.
     pub(in crate::rpc) fn front(&self) -> Option<(&'static str, RangeInclusive<u64>, Instant)> {
-        self.lock().due.front().map(|reply| (reply.command, reply.len.clone(), reply.since))
+        lock(&self.state).due.front().map(|reply| (reply.command, reply.len.clone(), reply.since))
     }
 
     /// Removes the next expected reply, after it has arrived.
     pub(in crate::rpc) fn pop(&self) -> Option<DueReply<T>> {
-        self.lock().due.pop_front()
+        lock(&self.state).due.pop_front()
     }
 
     /// The failure of the connection.
     pub(in crate::rpc) fn failure(&self) -> Option<F> {
-        self.lock().failure.clone()
+        lock(&self.state).failure.clone()
     }
 
     /// Waits up to `timeout` for the failure of the connection: a peer may have sent the reason before it closed the
     /// connection.
     pub(in crate::rpc) fn wait_failure(&self, timeout: Duration) -> Option<F> {
-        let waited = self.failed.wait_timeout_while(self.lock(), timeout, |state| state.failure.is_none());
+        let waited = self.failed.wait_timeout_while(lock(&self.state), timeout, |state| state.failure.is_none());
         waited.unpoisoned().0.failure.clone()
     }
 
@@ -86,7 +86,7 @@ impl<T, F: Clone> DueReplies<T, F> {
     /// # Errors
     /// An earlier failure.
     pub(in crate::rpc) fn fail(&self, failure: F) -> Result<VecDeque<DueReply<T>>, F> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(first) = &state.failure {
             return Err(first.clone());
         }
@@ -95,10 +95,5 @@ impl<T, F: Clone> DueReplies<T, F> {
         drop(state);
         self.failed.notify_all();
         Ok(due)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, DueRepliesState<T, F>> {
-        // Ignores poisoning: the state is consistent between any two statements, so a panic cannot leave it half updated.
-        self.state.lock().unpoisoned()
     }
 }

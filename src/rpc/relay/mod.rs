@@ -24,11 +24,11 @@ mod tests;
 
 pub use forwarded_server::{ForwardedServer, ParseForwardedServerError};
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -207,7 +207,7 @@ impl RelayHandle {
 impl Route {
     /// Accepts connections until the relay ends, and then closes the listener.
     fn run(self, control: &Arc<RelayControl>) {
-        while !control.sessions.lock().stopping {
+        while !lock(&control.sessions.state).stopping {
             control.logs.report_left_out();
             match self.listener.accept(&Deadline::after(ACCEPT_TIMEOUT)) {
                 Ok(Some(client)) => self.admit(client, control),
@@ -225,7 +225,7 @@ impl Route {
     fn admit(&self, client: Connection, control: &Arc<RelayControl>) {
         let peer = client.peer();
         let Some(permit) = control.sessions.admit(client.aborter()) else {
-            if !control.sessions.lock().stopping {
+            if !lock(&control.sessions.state).stopping {
                 let max = control.sessions.max;
                 let text = format_args!(
                     "{peer}: rejected: the relay has {max} connections, its limit (--max-connections); connection closed"
@@ -266,7 +266,7 @@ struct SessionsState {
 impl Sessions {
     /// Counts a connection that `aborter` ends; `None` if there are too many, or if the relay ends.
     fn admit(self: &Arc<Sessions>, aborter: Aborter) -> Option<RelayPermit> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.stopping || state.open.len() >= self.max {
             return None;
         }
@@ -278,14 +278,9 @@ impl Sessions {
 
     /// Ends all connections, and admits no more.
     fn stop(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.stopping = true;
         state.open.values().for_each(Aborter::abort);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SessionsState> {
-        // Ignores poisoning: each change is a single call.
-        self.state.lock().unpoisoned()
     }
 }
 
@@ -297,6 +292,6 @@ struct RelayPermit {
 
 impl Drop for RelayPermit {
     fn drop(&mut self) {
-        self.sessions.lock().open.remove(&self.key);
+        lock(&self.sessions.state).open.remove(&self.key);
     }
 }

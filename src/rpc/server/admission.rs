@@ -5,10 +5,10 @@
 //! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
 //! told so in the reply to its HELLO.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use log::debug;
@@ -127,7 +127,7 @@ impl Admission {
         peer: PeerAddr,
         aborter: Aborter,
     ) -> Result<(SessionPermit, Option<ClosedHandshake>), Rejection> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.sessions.len() >= self.max_open {
             return Err(Rejection::TooManyOpen(self.max_open));
         }
@@ -149,7 +149,7 @@ impl Admission {
 
     /// The server's state as admitted clients see it: never "full", which concerns new clients only.
     pub(super) fn state(&self) -> ServerState {
-        self.lock().state()
+        lock(&self.state).state()
     }
 
     /// Whether new clients are rejected. Takes no lock.
@@ -159,7 +159,7 @@ impl Admission {
 
     /// Sends SERVER_STATE to this client when the server begins to drain. Returns the current state.
     pub(super) fn subscribe(&self, writer: &Arc<ClientWriter>) -> ServerState {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.subscribers.retain(|writer| writer.strong_count() > 0);
         state.subscribers.push(Arc::downgrade(writer));
         state.state()
@@ -167,17 +167,17 @@ impl Admission {
 
     /// Number of sessions: connections whose handshake is complete.
     pub(super) fn session_count(&self) -> usize {
-        self.lock().sessions.values().filter(|session| session.connection.is_some()).count()
+        lock(&self.state).sessions.values().filter(|session| session.connection.is_some()).count()
     }
 
     /// Number of open connections.
     pub(super) fn connection_count(&self) -> usize {
-        self.lock().sessions.len()
+        lock(&self.state).sessions.len()
     }
 
     /// Rejects new clients from now on, and sends SERVER_STATE to the subscribed sessions. Does not block on any client.
     pub(super) fn drain(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let first_late = state.next_key;
         state.draining.get_or_insert(first_late);
         self.is_draining.store(true, Ordering::Relaxed);
@@ -213,7 +213,7 @@ impl Admission {
 
     /// Blocks until `count` is 0, or until `until`. Returns the last count.
     fn wait_until_ended(&self, until: Instant, count: impl Fn(&AdmissionState) -> usize) -> usize {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             let (count, left) = (count(&state), until.saturating_duration_since(Instant::now()));
             if count == 0 || left.is_zero() {
@@ -225,7 +225,7 @@ impl Admission {
 
     /// Closes the connections of the peers for which `is_over` holds and cancels their work. Returns these peers.
     pub(super) fn abort_if(&self, is_over: impl Fn(PeerAddr) -> bool) -> Vec<PeerAddr> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let (mut ended, mut watches) = (Vec::new(), Vec::new());
         for session in state.sessions.values_mut() {
             let peer = session.aborter.peer();
@@ -243,12 +243,7 @@ impl Admission {
 
     /// Closes the connections of all sessions.
     pub(super) fn abort_connections(&self) {
-        self.lock().sessions.values().for_each(|session| session.aborter.abort());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, AdmissionState> {
-        // Ignores poisoning: each change is a single call, so a panic cannot leave the state half updated.
-        self.state.lock().unpoisoned()
+        lock(&self.state).sessions.values().for_each(|session| session.aborter.abort());
     }
 }
 
@@ -281,7 +276,7 @@ pub(super) struct SessionPermit {
 impl SessionPermit {
     /// Lets [`Admission::abort_if`] cancel the session's work. `audit` counts the connection's bytes.
     pub(super) fn set_watch(&self, watch: &Arc<SessionWatch>, audit: &Arc<SessionAudit>) {
-        let mut state = self.admission.lock();
+        let mut state = lock(&self.admission.state);
         state.pending.set_audit(self.key, Arc::downgrade(audit));
         let Some(session) = state.sessions.get_mut(&self.key) else { return };
         session.watch = Arc::downgrade(watch);
@@ -298,7 +293,7 @@ impl SessionPermit {
     /// # Errors
     /// Why it does not become one. It is still a pending handshake then, unless it was closed.
     pub(super) fn begin(&self, peer: PeerAddr, memory: &SessionMemory) -> Result<(), Refusal> {
-        let state = &mut *self.admission.lock();
+        let state = &mut *lock(&self.admission.state);
         let Some(session) = state.sessions.get_mut(&self.key).filter(|session| !session.is_aborted) else {
             return Err(Refusal::Closed);
         };
@@ -317,13 +312,13 @@ impl SessionPermit {
 
     /// Whether [`Admission::abort_if`] has ended the session, or its handshake was closed for another one.
     pub(super) fn is_aborted(&self) -> bool {
-        self.admission.lock().sessions.get(&self.key).is_some_and(|session| session.is_aborted)
+        lock(&self.admission.state).sessions.get(&self.key).is_some_and(|session| session.is_aborted)
     }
 }
 
 impl Drop for SessionPermit {
     fn drop(&mut self) {
-        let mut state = self.admission.lock();
+        let mut state = lock(&self.admission.state);
         state.pending.remove(self.key);
         state.sessions.remove(&self.key);
         drop(state);

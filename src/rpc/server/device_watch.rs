@@ -5,8 +5,8 @@
 //! open the device again, but a session may notice the loss late, or not at all while a kernel hangs. So a thread of its own
 //! polls the devices, and begins the drain.
 
-use crate::poison::Unpoisoned;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use crate::poison::{Unpoisoned, lock};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::device::{Device, DeviceError, MemoryBudget};
@@ -38,7 +38,7 @@ impl DeviceWatch {
         devices: &[Arc<dyn Device>],
         identify: impl Fn(&MemoryBudget) -> Option<String>,
     ) -> Option<DeviceError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !state.ended {
             let lost = devices.iter().find_map(|device| device.lost().map(|error| (device, error)));
             if let Some((device, error)) = lost {
@@ -54,28 +54,23 @@ impl DeviceWatch {
 
     /// Ends the thread and all waits for a device that is lost.
     pub(super) fn end(&self) {
-        self.lock().ended = true;
+        lock(&self.state).ended = true;
         self.changed.notify_all();
     }
 
     /// The error of the device that the watch has found to be lost.
     pub(super) fn lost(&self) -> Option<DeviceError> {
-        self.lock().lost.clone()
+        lock(&self.state).lost.clone()
     }
 
     /// The identity of the client whose kernel is the cause of that, if it is known.
     pub(super) fn lost_by(&self) -> Option<String> {
-        self.lock().lost_by.clone()
+        lock(&self.state).lost_by.clone()
     }
 
     /// Blocks until a device is lost, and returns its error; `None` after [`DeviceWatch::end`].
     pub(super) fn wait(&self) -> Option<DeviceError> {
         let waits = |state: &mut WatchState| state.lost.is_none() && !state.ended;
-        self.changed.wait_while(self.lock(), waits).unpoisoned().lost.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WatchState> {
-        // Ignores poisoning: each change is a single assignment, so a panic cannot leave the state half updated.
-        self.state.lock().unpoisoned()
+        self.changed.wait_while(lock(&self.state), waits).unpoisoned().lost.clone()
     }
 }

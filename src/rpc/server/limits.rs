@@ -47,13 +47,13 @@ pub struct Config {
     /// graphs, replies, staged uploads, transfers, bookkeeping. The sessions of one key or address may hold as much as stays
     /// free, so at most half of it; at loopback, each session may.
     pub max_host_memory: u64,
-    /// Maximum number of threads for transfers and groups between servers; a quarter of it for one key or address. A session from loopback may
-    /// have a quarter.
+    /// Maximum number of threads for transfers and groups between servers; a quarter of it for one key or address. A session from
+    /// loopback may have a quarter.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
     /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session.
-    /// Beyond it, the least recently used graphs are dropped.
+    /// Beyond it, superseded and long unused graphs are dropped.
     pub max_graph_memory: u64,
     /// Maximum number of queues that clients of the extension have open, over all sessions; a quarter of it for one key or
     /// address, except loopback. A queue beyond it fails.
@@ -121,7 +121,7 @@ impl Default for Config {
             max_host_memory: 1 << 30,
             max_transfer_threads: 256,
             max_buffers: 1 << 16,
-            max_graph_memory: 64 << 20,
+            max_graph_memory: 16 << 20,
             max_queues: 4096,
             limits: Config::limits(1 << 15, 16 << 20),
             handshake_timeout: Duration::from_secs(10),

@@ -14,12 +14,12 @@
 //! debug and trace are not limited either: they are off by default. A panic is a bug: its line here is limited, and the standard
 //! library's hook prints another one to standard error, which only the program could replace.
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::net::IpAddr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use log::Level;
@@ -289,7 +289,7 @@ impl LogLimits {
     /// Takes the tokens of a line. `None`: the line is left out, and is counted.
     fn admit(&self, source: LogSource, kind: LogKind, now: Duration) -> Option<LeftOut> {
         let rate = self.rate.times(kind.weight());
-        let state = &mut *self.lock();
+        let state = &mut *lock(&self.state);
         let is_full = state.by_source.len() >= MAX_BUCKETS && !state.by_source.contains_key(&(source, kind));
         let bucket = if is_full {
             &mut state.overflow[kind as usize]
@@ -326,7 +326,7 @@ impl LogLimits {
     /// Takes the counts that are to be logged at `now`, with a token each, and drops the idle buckets.
     fn due_reports(&self, now: Duration) -> Vec<LeftOut> {
         let mut due = Vec::new();
-        let state = &mut *self.lock();
+        let state = &mut *lock(&self.state);
         if now < state.next_report {
             return due;
         }
@@ -363,7 +363,7 @@ impl LogLimits {
 
     /// Takes the counts of all buckets, by kind.
     pub(super) fn take_totals(&self) -> Vec<(LogKind, u64)> {
-        let state = std::mem::take(&mut *self.lock());
+        let state = std::mem::take(&mut *lock(&self.state));
         let total = |&kind: &LogKind| {
             let of_sources =
                 state.by_source.iter().filter(|((_, of), _)| *of == kind).map(|(_, bucket)| bucket.left_out);
@@ -371,11 +371,6 @@ impl LogLimits {
             (kind, of_sources.chain(shared).sum::<u64>())
         };
         KINDS.iter().map(total).filter(|&(_, count)| count > 0).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LogLimitsState> {
-        // Ignores poisoning: no code that can panic runs while the counts disagree.
-        self.state.lock().unpoisoned()
     }
 }
 

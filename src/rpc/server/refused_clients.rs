@@ -5,9 +5,9 @@
 //!
 //! [`ServerHandle::faulting_client`]: super::ServerHandle::faulting_client
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// A client that a server refuses ([`ServerHandle::refuse`](super::ServerHandle::refuse)).
@@ -30,23 +30,18 @@ impl RefusedClients {
     pub(super) fn set(&self, clients: &[RefusedClient]) {
         let now = Instant::now();
         let until = |client: &RefusedClient| Some((client.identity.clone(), now.checked_add(client.remaining)?));
-        *self.lock() = clients.iter().filter_map(until).collect();
+        *lock(&self.until) = clients.iter().filter_map(until).collect();
     }
 
     /// For how long from `now` on the client with the identity is refused; `None`: it is not. `identity` is called only if there
     /// are refused clients.
     pub(super) fn remaining(&self, identity: impl FnOnce() -> String, now: Instant) -> Option<Duration> {
-        let mut until = self.lock();
+        let mut until = lock(&self.until);
         until.retain(|_, until| *until > now);
         if until.is_empty() {
             return None;
         }
         Some(until.get(&identity())?.duration_since(now))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        // Ignores poisoning: each change is a single call.
-        self.until.lock().unpoisoned()
     }
 }
 

@@ -9,11 +9,11 @@
 //! For mappings, host memory, threads of transfers and turns on CPU devices, each session from loopback is a tenant of its own. The same
 //! holds for transports without IP addresses.
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -260,7 +260,7 @@ impl Tenants {
 
     /// Makes limits of keys that have changed hold for the sessions that there are.
     pub(super) fn update_key_limits(&self) {
-        for (tenant, budgets) in &*self.lock() {
+        for (tenant, budgets) in &*lock(&self.by_tenant) {
             self.set_limits(*tenant, budgets);
         }
     }
@@ -291,7 +291,7 @@ impl Tenants {
 
     /// [`Tenants::identity`] of the clients of the tenant in whose budget this one lies; `None`: it is of no tenant.
     pub(super) fn identity_of_budget(&self, budget: &MemoryBudget) -> Option<String> {
-        let by_tenant = self.lock();
+        let by_tenant = lock(&self.by_tenant);
         let tenant = by_tenant.iter().find(|(_, budgets)| budgets.memory.is_same_tenant(budget));
         tenant.map(|(tenant, _)| tenant.identity())
     }
@@ -315,7 +315,7 @@ impl Tenants {
     pub(super) fn budget(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> ClientBudget {
         let (tenant, process) = (self.tenant(peer), &self.process[resource as usize]);
         let budget = match tenant {
-            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).counts[resource as usize]),
+            Some(tenant) => Arc::clone(&self.entry(&mut lock(&self.by_tenant), tenant).counts[resource as usize]),
             None if resource == TransferThreads => Budget::within(process, process.limit().div_ceil(TENANT_SHARE)),
             None => Arc::clone(process),
         };
@@ -328,7 +328,7 @@ impl Tenants {
         let tenant = self.tenant(peer);
         let noun = tenant.map_or("address", Tenant::noun);
         let of_key = tenant.map(|tenant| self.key_limits(tenant)).unwrap_or_default();
-        let mut by_tenant = self.lock();
+        let mut by_tenant = lock(&self.by_tenant);
         let own = tenant.map(|tenant| &*self.entry(&mut by_tenant, tenant));
         let of_limit = |budget: &Budget| format!("{} of {}", budget.used(), budget.limit());
         let mut rows = Vec::new();
@@ -369,7 +369,7 @@ impl Tenants {
 
     /// The keys with sessions: name, number of connections, and device memory in bytes.
     pub(super) fn keys_with_sessions(&self) -> Vec<(String, u32, u64)> {
-        let by_tenant = self.lock();
+        let by_tenant = lock(&self.by_tenant);
         let described = by_tenant.iter().filter_map(|(tenant, budgets)| {
             let connections = budgets.counts[Connections as usize].used();
             let (Tenant::Key(name), 1..) = (tenant, connections) else { return None };
@@ -381,13 +381,13 @@ impl Tenants {
     /// The host memory of the tenant of `peer`. `None`: no tenant.
     pub(super) fn host_memory_budget(&self, peer: PeerAddr) -> Option<Arc<Budget>> {
         let tenant = self.tenant(peer)?;
-        Some(Arc::clone(&self.entry(&mut self.lock(), tenant).host_memory))
+        Some(Arc::clone(&self.entry(&mut lock(&self.by_tenant), tenant).host_memory))
     }
 
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
     pub(super) fn memory_budget(&self, peer: PeerAddr) -> Option<Arc<MemoryBudget>> {
         let tenant = self.tenant(peer)?;
-        Some(Arc::clone(&self.entry(&mut self.lock(), tenant).memory))
+        Some(Arc::clone(&self.entry(&mut lock(&self.by_tenant), tenant).memory))
     }
 
     /// The budgets of a tenant; inserted if there are none. Before an insertion, those that nothing uses are removed, so that
@@ -403,11 +403,6 @@ impl Tenants {
             self.set_limits(tenant, &budgets);
             budgets
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Tenant, TenantBudgets>> {
-        // Ignores poisoning: each change is a single call.
-        self.by_tenant.lock().unpoisoned()
     }
 }
 

@@ -4,13 +4,13 @@
 //! back until they are flushed, finds no room for some attempts to flush or to finish, and can be cut after a number of bytes.
 //! Delays are counted in attempts: nothing sleeps.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
@@ -149,7 +149,7 @@ impl Pipe {
 
     /// Changes the state and notifies the threads that poll or wait.
     fn change<T>(&self, work: impl FnOnce(&mut PipeState) -> T) -> T {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let done = work(&mut state);
         self.readable.store(!state.visible.is_empty() || state.has_ended(), Ordering::Release);
         drop(state);
@@ -157,12 +157,8 @@ impl Pipe {
         done
     }
 
-    fn lock(&self) -> MutexGuard<'_, PipeState> {
-        self.state.lock().unpoisoned()
-    }
-
     fn wait(&self, deadline: &Deadline, ready: impl Fn(&PipeState) -> bool) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !ready(&state) {
             let Some(left) = deadline.remaining() else { return false };
             state = self.changed.wait_timeout(state, left).unpoisoned().0;
@@ -237,7 +233,7 @@ impl Transport for MemoryTransport {
             Interest::Write => self.outgoing.wait(deadline, PipeState::is_writable),
             // The two directions have a condition variable each, so this polls both.
             Interest::ReadOrWrite => loop {
-                if self.incoming.lock().is_readable() || self.outgoing.lock().is_writable() {
+                if lock(&self.incoming.state).is_readable() || lock(&self.outgoing.state).is_writable() {
                     break true;
                 }
                 if deadline.remaining().is_none() {
@@ -253,7 +249,7 @@ impl Transport for MemoryTransport {
     }
 
     fn hung_up(&self) -> bool {
-        let incoming = self.incoming.lock();
+        let incoming = lock(&self.incoming.state);
         incoming.finished || incoming.aborted
     }
 

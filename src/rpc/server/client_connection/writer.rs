@@ -1,8 +1,8 @@
 //! Sending half of a client's connection: any thread of the session sends whole messages through it. A client that reads too
 //! slowly blocks the sending thread (backpressure), and a client that stops reading is disconnected.
 
-use crate::poison::Unpoisoned;
-use std::sync::{Arc, Mutex, MutexGuard};
+use crate::poison::lock;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::rpc::connection::MessageWriter;
@@ -93,14 +93,14 @@ impl ClientWriter {
     /// closed is not recorded as a failure.
     pub(in crate::rpc::server) fn fail(&self, message: &'static str, error: TransportError) {
         if !error.is_reset() {
-            self.lock_failure().get_or_insert((message, error));
+            lock(&self.write_failure).get_or_insert((message, error));
         }
         self.close();
     }
 
     /// Takes the failure that [`ClientWriter::fail`] recorded.
     pub(in crate::rpc::server) fn take_failure(&self) -> Option<(&'static str, TransportError)> {
-        self.lock_failure().take()
+        lock(&self.write_failure).take()
     }
 
     /// Closes the connection, also for threads that are blocked on it.
@@ -119,10 +119,5 @@ impl ClientWriter {
             writer.linger(&Deadline::after(REFUSAL_LINGER))
         });
         self.close();
-    }
-
-    fn lock_failure(&self) -> MutexGuard<'_, Option<(&'static str, TransportError)>> {
-        // Ignores poisoning: each change is a single assignment.
-        self.write_failure.lock().unpoisoned()
     }
 }

@@ -5,10 +5,10 @@
 //! sends no COMM_ALLREDUCE. So the second client of an address is answered 0 at once, while the first one's COMM_INIT is pending
 //! and as long afterwards as the first one's rank 1 may still be dialling.
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::rendezvous::RendezvousError;
@@ -36,7 +36,7 @@ impl AddressClaims {
     /// # Errors
     /// [`RendezvousError::AddressClaimed`].
     pub(super) fn claim(self: &Arc<Self>, at: SocketAddr) -> Result<AddressClaim, RendezvousError> {
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         if let Some(claim) = table.by_address.get(&at)
             && claim.until.is_none_or(|until| until.remaining().is_some())
         {
@@ -46,11 +46,6 @@ impl AddressClaims {
         table.next_number += 1;
         table.by_address.insert(at, Claim { number, until: None });
         Ok(AddressClaim { claims: Arc::clone(self), at, number })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ClaimTable> {
-        // Each change leaves the table consistent.
-        self.0.lock().unpoisoned()
     }
 }
 
@@ -65,7 +60,7 @@ pub(in crate::rpc::server) struct AddressClaim {
 impl AddressClaim {
     /// Limits the claim: a peer has connected, and rank 1 dials for at most `dial`.
     pub(super) fn expire_after(&self, dial: Duration) {
-        if let Some(claim) = self.claims.lock().by_address.get_mut(&self.at) {
+        if let Some(claim) = lock(&self.claims.0).by_address.get_mut(&self.at) {
             claim.until = Some(Deadline::after(dial));
         }
     }
@@ -73,7 +68,7 @@ impl AddressClaim {
 
 impl Drop for AddressClaim {
     fn drop(&mut self) {
-        let mut table = self.claims.lock();
+        let mut table = lock(&self.claims.0);
         // An expired claim may have been replaced.
         if table.by_address.get(&self.at).is_some_and(|claim| claim.number == self.number) {
             table.by_address.remove(&self.at);

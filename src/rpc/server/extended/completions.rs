@@ -5,7 +5,7 @@
 //! so that other queues and later requests do not wait. A failure is sent in order as well, and is the last notification of its
 //! queue.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -152,7 +152,7 @@ impl QueueCompletions {
     /// by the notifier's thread only, so completions keep their order.
     pub(super) fn send_ready(&self) -> Option<TimelinePoint> {
         loop {
-            let mut pending = self.lock();
+            let mut pending = lock(&self.pending);
             let Some(first) = pending.completions.front() else {
                 pending.with_notifier = false;
                 return None;
@@ -168,7 +168,7 @@ impl QueueCompletions {
             if let Err(e) = sent {
                 self.notifications.writer.fail(command.name(), e);
             }
-            self.lock().sending = false;
+            lock(&self.pending).sending = false;
             if self.notifications.closed.load(Ordering::Acquire) {
                 self.drop_all();
             }
@@ -178,7 +178,7 @@ impl QueueCompletions {
 
     /// Fails the queue if its first completion has waited for longer than the timeout.
     pub(super) fn check_deadline(&self, now: Instant) {
-        let since = self.lock().first_since;
+        let since = lock(&self.pending).first_since;
         if since.is_some_and(|since| now.saturating_duration_since(since) > self.timeout) {
             self.fail_at_once(&DeviceError::Deadline("a point on a queue"), ExtCommand::NotifyReached);
         }
@@ -210,18 +210,13 @@ impl QueueCompletions {
     }
 
     fn drop_all(&self) {
-        let mut pending = self.lock();
+        let mut pending = lock(&self.pending);
         let dropped = std::mem::take(&mut pending.completions);
         pending.first_since = None;
         drop(pending);
         // Outside of the lock: this may drop the last handle of a device's resources.
         drop(dropped);
         self.sent.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PendingList> {
-        // Ignores poisoning: each change is a single call, so a panic cannot leave the list half updated.
-        self.pending.lock().unpoisoned()
     }
 }
 
@@ -293,7 +288,7 @@ impl Completions {
     /// also if none is.
     pub(super) fn ordered_failure_callback(&self) -> impl Fn(&DeviceError) + Send + Sync + 'static {
         let (queue, notifier) = (Arc::clone(&self.queue), Arc::clone(&self.notifier));
-        move |e| queue.append(queue.lock(), PendingCompletion::Failed(DeviceFault::from(e)), &notifier)
+        move |e| queue.append(lock(&queue.pending), PendingCompletion::Failed(DeviceFault::from(e)), &notifier)
     }
 
     /// Sends MARK_REACHED once `point` is reached. `None`: the mark was found reached earlier, and the notification is sent
@@ -321,13 +316,13 @@ impl Completions {
     }
 
     fn none_pending(&self) -> bool {
-        self.queue.lock().is_empty()
+        lock(&self.queue.pending).is_empty()
     }
 
     /// Appends a completion. Blocks while [`MAX_PENDING`] completions are pending, for up to the timeout.
     fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
         let until = Instant::now() + self.queue.timeout;
-        let mut pending = self.queue.lock();
+        let mut pending = lock(&self.queue.pending);
         while pending.completions.len() >= MAX_PENDING {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -10,9 +10,9 @@
 //! - **Deadlines.** A completion that has been the first one of its queue for longer than the device timeout fails the queue.
 //!   Groups that are late fail, too.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::completions::QueueCompletions;
@@ -100,7 +100,7 @@ impl Notifier {
 
 impl Drop for Notifier {
     fn drop(&mut self) {
-        self.0.lock().ended = true;
+        lock(&self.0.state).ended = true;
         self.0.changed.notify_one();
     }
 }
@@ -108,14 +108,14 @@ impl Drop for Notifier {
 impl NotifierShared {
     /// Adds a queue, whose deadlines are checked from now on.
     pub(super) fn add_queue(&self, queue: &Arc<QueueCompletions>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.queues.retain(|queue| queue.strong_count() > 0);
         state.queues.push(Arc::downgrade(queue));
     }
 
     /// Puts a queue on the list of ready queues.
     pub(super) fn mark_ready(&self, queue: Arc<QueueCompletions>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let wake = state.ready.is_empty();
         state.ready.push(queue);
         drop(state);
@@ -128,7 +128,7 @@ impl NotifierShared {
         // Points of devices that do not notify. Polling such a point calls its callback.
         let (mut polled, mut polling_since): (Vec<TimelinePoint>, _) = (Vec::new(), Instant::now());
         let mut next_interval = Instant::now() + INTERVAL;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !state.ended {
             let ready = std::mem::take(&mut state.ready);
             let now = Instant::now();
@@ -142,7 +142,7 @@ impl NotifierShared {
                     queues.iter().for_each(|queue| queue.check_deadline(now));
                 }
                 heartbeat.beat();
-                state = self.lock();
+                state = lock(&self.state);
             }
             if ready.is_empty() && polled.is_empty() {
                 if state.ready.is_empty() && !state.ended {
@@ -175,13 +175,8 @@ impl NotifierShared {
                     _ => std::thread::sleep(POLL_INTERVAL),
                 }
             }
-            state = self.lock();
+            state = lock(&self.state);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, NotifierState> {
-        // Ignores poisoning: each change is a single call, so a panic cannot leave the state half updated.
-        self.state.lock().unpoisoned()
     }
 }
 

@@ -106,7 +106,7 @@ impl GgmlSession<'_> {
     }
 
     /// Charges a program of `cost` bytes. The protocol has no reply for a refusal: if host memory is short, the session first
-    /// gives up its other programs, and then waits for other sessions.
+    /// gives up its other programs and most stored graphs, and then waits for other sessions.
     fn charge_program(&mut self, cost: u64) -> Result<HostCharge, SessionError> {
         if let Ok(charge) = self.resources.memory.reserve(cost) {
             return Ok(charge);
@@ -114,6 +114,7 @@ impl GgmlSession<'_> {
         self.resources.programs.evict_all();
         self.queues.wait_idle(Instant::now() + self.resources.server.config.reply_timeout)?;
         self.resources.programs.release_evicted();
+        self.graph_store.trim();
         Ok(self.resources.memory.wait(cost)?)
     }
 

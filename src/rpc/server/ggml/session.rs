@@ -110,6 +110,7 @@ impl GgmlSession<'_> {
         });
         if command != RpcCommand::SetTensor {
             body.trim();
+            self.graph_store.trim();
         }
         done.map_err(|e| SessionFailure::new(Some(command.name()), e))
     }

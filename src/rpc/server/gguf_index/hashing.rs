@@ -1,9 +1,9 @@
 //! The thread that scans the model folder and computes digests in the background.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use log::{debug, info, warn};
@@ -78,12 +78,12 @@ impl Hashing {
 
     /// The current snapshot.
     pub(super) fn snapshot(&self) -> Arc<IndexSnapshot> {
-        Arc::clone(&self.lock().snapshot)
+        Arc::clone(&lock(&self.state).snapshot)
     }
 
     /// Lets the thread scan the folder, as soon as the last scan is long enough ago.
     pub(super) fn request_scan(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !std::mem::replace(&mut state.scan_requested, true) {
             self.changed.notify_all();
         }
@@ -91,17 +91,12 @@ impl Hashing {
 
     /// Ends the thread. Does not wait for it: it may be reading from a slow disk.
     pub(super) fn stop(&self) {
-        self.lock().stopping = true;
+        lock(&self.state).stopping = true;
         self.changed.notify_all();
     }
 
     fn is_stopping(&self) -> bool {
-        self.lock().stopping
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashingState> {
-        // Each change is a single assignment, so a panic cannot leave the state inconsistent.
-        self.state.lock().unpoisoned()
+        lock(&self.state).stopping
     }
 }
 
@@ -117,7 +112,7 @@ impl HashingThread {
             let before = self.shared.snapshot();
             let should_continue = || !self.shared.is_stopping();
             let snapshot = scan::scan_folder(&self.dir, &before, MAX_TENSORS, &mut self.known, &should_continue);
-            self.shared.lock().snapshot = Arc::new(snapshot);
+            lock(&self.shared.state).snapshot = Arc::new(snapshot);
             self.next_scan = Instant::now() + scan_pause(start.elapsed());
         }
     }
@@ -130,7 +125,7 @@ impl HashingThread {
         let mut complete = true;
         for file in snapshot.unhashed_files() {
             // Before the first file: the scan at the start may be incomplete, and hashing a file takes up to minutes.
-            if self.shared.lock().scan_requested && Instant::now() >= self.next_scan {
+            if lock(&self.shared.state).scan_requested && Instant::now() >= self.next_scan {
                 complete = false;
                 break;
             }
@@ -170,7 +165,7 @@ impl HashingThread {
 
     /// Waits until a scan is requested and the last one is long enough ago. Returns false at the end of the server.
     fn wait_for_scan(&self) -> bool {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         loop {
             if state.stopping {
                 return false;

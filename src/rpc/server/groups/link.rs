@@ -5,11 +5,11 @@
 //! costs no thread switch. A server has received the part of round k before its ranks send theirs of round k + 1, so the backlog
 //! never has more than two parts of a rank, unless the server sends parts and receives none: that fails the group.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::mem;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::attach::{Heartbeat, attach};
@@ -110,7 +110,7 @@ impl GroupLink {
     /// # Errors
     /// [`SendError`].
     pub(super) fn send(&self, head: &[u8], data: &[u8]) -> Result<(), SendError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.close_by.is_some() {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl GroupLink {
         let Writer::Idle(mut sender) = mem::replace(&mut state.writer, Writer::Busy) else { return Ok(()) };
         drop(state);
         let written = sender.write_available(&[head, data.get(..MAX_DIRECT_BYTES).unwrap_or(data)]);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if matches!(state.writer, Writer::Closed) {
             return Ok(()); // its thread has ended, because the group has failed
         }
@@ -163,7 +163,7 @@ impl GroupLink {
     /// Ends the connection behind a last message, or at once if it is not attached. Later calls have no effect. Returns whether
     /// it was attached.
     pub(super) fn close(&self, last: Vec<u8>) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.close_by.is_none() {
             state.close_by = Some(Instant::now() + CLOSE_TIMEOUT);
             state.backlog.retain(|message| message.is_begun);
@@ -201,7 +201,7 @@ impl GroupLink {
                 self.serve(receiver, dialer.stall_timeout()).map_err(lost)
             }
         };
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         (state.writer, state.aborter) = (Writer::Closed, None);
         state.backlog.clear();
         ended
@@ -209,11 +209,11 @@ impl GroupLink {
 
     /// Connects and attaches. `None`: the group has failed meanwhile.
     fn connect(&self, dialer: &PeerDialer, request: AttachGroup) -> Result<Option<Receiver>, String> {
-        if self.lock().close_by.is_some() {
+        if lock(&self.state).close_by.is_some() {
             return Ok(None);
         }
         let Handshake { aborter, mut receiver, mut sender, .. } = dialer.dial()?;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.close_by.is_some() {
             return Ok(None);
         }
@@ -221,7 +221,7 @@ impl GroupLink {
         drop(state);
         let timeout = dialer.stall_timeout() + dialer.handshake_timeout();
         let attached = attach(&mut sender, &mut receiver, request, timeout);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.close_by.is_some() {
             return Ok(None);
         }
@@ -237,7 +237,7 @@ impl GroupLink {
     fn serve(&self, mut receiver: Receiver, stall: Duration) -> Result<(), String> {
         let mut heartbeat = Heartbeat::new(stall);
         loop {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             let is_idle = matches!(state.writer, Writer::Idle(_));
             if matches!(state.writer, Writer::Closed) || has_passed(state.close_by) {
                 return Ok(());
@@ -259,7 +259,7 @@ impl GroupLink {
                 if message.is_ping {
                     heartbeat.ping_sent();
                 }
-                self.lock().writer = Writer::Idle(sender);
+                lock(&self.state).writer = Writer::Idle(sender);
                 continue;
             }
             let left = state.close_by.map(|at| at.saturating_duration_since(Instant::now()));
@@ -289,7 +289,7 @@ impl GroupLink {
             let written = sender.write_available(&[bytes]);
             let (n, is_flushed) = written.map_err(|e| describe_transport_error(&e))?;
             bytes = bytes.get(n..).unwrap_or_default();
-            if (bytes.is_empty() && is_flushed) || has_passed(self.lock().close_by) {
+            if (bytes.is_empty() && is_flushed) || has_passed(lock(&self.state).close_by) {
                 return Ok(());
             }
             if n > 0 {
@@ -300,11 +300,6 @@ impl GroupLink {
             sender.wait_for_room(&Deadline::after(WRITE_SLICE)).map_err(|e| describe_transport_error(&e))?;
             heartbeat.receive(receiver)?;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LinkState> {
-        // Each change leaves the state consistent.
-        self.state.lock().unpoisoned()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The connections of a group to the other servers: one thread each, see [`GroupLink`].
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
@@ -117,28 +117,23 @@ impl GroupLinks {
 
     /// Adds a connection of another server, which ends with the group.
     pub(super) fn add_incoming(&self, address: &str, session: &Arc<SessionWatch>) {
-        self.lock_incoming().push((address.to_owned(), Arc::downgrade(session)));
+        lock(&self.incoming).push((address.to_owned(), Arc::downgrade(session)));
     }
 
     /// Removes a connection whose session ends by itself: its reason must still reach the other server.
     pub(super) fn remove_incoming(&self, session: &Arc<SessionWatch>) {
-        self.lock_incoming().retain(|(_, other)| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(session)));
+        lock(&self.incoming).retain(|(_, other)| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(session)));
     }
 
     /// Ends the connections of other servers to this one: those of the server at `address`, or all.
     pub(super) fn end_incoming(&self, address: Option<&str>) {
-        for (at, session) in &*self.lock_incoming() {
+        for (at, session) in &*lock(&self.incoming) {
             if address.is_none_or(|address| address == at)
                 && let Some(session) = session.upgrade()
             {
                 session.end_connection();
             }
         }
-    }
-
-    fn lock_incoming(&self) -> std::sync::MutexGuard<'_, Vec<(String, Weak<SessionWatch>)>> {
-        // Each change is a single call.
-        self.incoming.lock().unpoisoned()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The groups that the queues of one session have joined.
 
-use crate::poison::Unpoisoned;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use crate::poison::lock;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::links::{GroupLinks, LinkPlan};
@@ -85,7 +85,7 @@ impl SessionGroups {
         if request.addresses.get(rank).is_none_or(|address| !address.is_empty()) {
             return Err(DeviceError::Misuse("a queue joins a group as a rank of another server"));
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let group = match state.groups.iter().find(|group| group.key.0 == request.secret) {
             Some(group) => Arc::clone(group),
             None => self.create(&mut state, request)?,
@@ -155,7 +155,7 @@ impl SessionGroups {
     /// Fails the groups of which a JOIN_GROUP or a part is late, and ends those that failed more than [`CLOSE_TIMEOUT`] ago. The
     /// notifier calls it once a second. Returns whether a group failed.
     pub(in crate::rpc::server) fn check(&self) -> bool {
-        let (groups, mut has_failed) = (self.lock().groups.clone(), false);
+        let (groups, mut has_failed) = (lock(&self.state).groups.clone(), false);
         for group in &groups {
             let failed_before = group.links.failed_at().is_some();
             if let Some(rank) = group.missing_rank().filter(|_| group.created.elapsed() > self.timeouts.join) {
@@ -165,7 +165,7 @@ impl SessionGroups {
             has_failed |= !failed_before && group.links.failed_at().is_some();
             // Until then, the other servers can learn the reason.
             if group.links.failed_at().is_some_and(|at| at.elapsed() > CLOSE_TIMEOUT) {
-                self.lock().groups.retain(|other| !Arc::ptr_eq(other, group));
+                lock(&self.state).groups.retain(|other| !Arc::ptr_eq(other, group));
                 self.end(group);
             }
         }
@@ -174,7 +174,7 @@ impl SessionGroups {
 
     /// Ends all groups, because the session ends.
     pub(in crate::rpc::server) fn end_all(&self) {
-        let groups = std::mem::take(&mut self.lock().groups);
+        let groups = std::mem::take(&mut lock(&self.state).groups);
         groups.iter().for_each(|group| self.end(group));
     }
 
@@ -183,11 +183,6 @@ impl SessionGroups {
         // First, so that a server that attaches meanwhile is refused, or ended below.
         group.group.fail(DeviceError::Ended);
         group.links.end_incoming(None);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GroupsState> {
-        // Each change is a single call.
-        self.state.lock().unpoisoned()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Floods of lines, counted: time is an argument, so nothing sleeps.
 
 use super::*;
+use crate::poison::lock;
 use std::net::SocketAddr;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -126,7 +127,7 @@ fn addresses_share_the_buckets_of_the_process() {
         flood.line(&limits, limits.source(PeerAddr::Ip((ip, 1).into())), kind, Duration::ZERO);
     }
     assert_eq!(flood.shown, 20);
-    assert!(limits.lock().by_source.len() <= MAX_BUCKETS);
+    assert!(lock(&limits.state).by_source.len() <= MAX_BUCKETS);
     // An address that was not seen before, behind the bound.
     let left_out = limits.admit(peer("10.9.9.9"), kind, 3 * SECOND).unwrap();
     assert_eq!(left_out.of_source.1, 0);
@@ -145,9 +146,9 @@ fn counts_are_reported_when_the_flood_has_ended() {
     assert_eq!(flood.reports(&limits, 10 * SECOND), 1);
     assert_eq!(flood.reported, 995);
     assert_eq!(flood.reports(&limits, 20 * SECOND), 0);
-    assert_eq!(limits.lock().by_source.len(), 1);
+    assert_eq!(lock(&limits.state).by_source.len(), 1);
     assert_eq!(flood.reports(&limits, 60 * SECOND), 0);
-    assert_eq!(limits.lock().by_source.len(), 0);
+    assert_eq!(lock(&limits.state).by_source.len(), 0);
     assert_eq!(flood.total(&limits), 1000);
     // A pass over the buckets is made at most once a second.
     (0..1000).for_each(|_| _ = flood.line(&limits, source, LogKind::BadConnection, 60 * SECOND));

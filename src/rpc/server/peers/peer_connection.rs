@@ -4,9 +4,9 @@
 //! PEER_WRITE of each SEND_TO_PEER. Its reply proves that the remote server has received all bytes before it. If the connection
 //! ends before that reply, the queue of the SEND_TO_PEER fails.
 
-use crate::poison::Unpoisoned;
+use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::dial::describe_transport_error;
@@ -72,7 +72,7 @@ impl PeerConnection {
     /// # Errors
     /// Why it could not be established, or that it was not established until `until`.
     pub(super) fn wait_until_connected(&self, until: Instant) -> Result<(), String> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             match &*state {
                 PeerConnectionState::Connected(_) => return Ok(()),
@@ -151,7 +151,7 @@ impl PeerConnection {
     fn close_with_reason(&self, why: String) -> Result<VecDeque<DueReply<FailQueue>>, String> {
         let sent = self.replies.fail(why)?;
         if let PeerConnectionState::Connected(aborter) =
-            std::mem::replace(&mut *self.lock(), PeerConnectionState::Closed)
+            std::mem::replace(&mut *lock(&self.state), PeerConnectionState::Closed)
         {
             aborter.abort();
         }
@@ -175,7 +175,7 @@ impl PeerConnection {
         // Must precede the state change: a sender that finds the connection established without a writer treats it as broken.
         let writer = MessageWriter::new(sender, self.timeouts.stall);
         *self.writer.lock().unpoisoned() = Some(writer);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match *state {
             PeerConnectionState::Dialling => *state = PeerConnectionState::Connected(aborter),
             // It was closed while dialling.
@@ -216,10 +216,5 @@ impl PeerConnection {
             _ if left().is_zero() => Err(format!("it has not confirmed the bytes within {stall:?}")),
             _ => Ok(()),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PeerConnectionState> {
-        // Each change is a single assignment, so a panic cannot leave the state inconsistent.
-        self.state.lock().unpoisoned()
     }
 }

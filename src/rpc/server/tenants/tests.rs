@@ -1,6 +1,7 @@
 //! Tests of the limits per tenant.
 
 use super::*;
+use crate::poison::lock;
 use crate::rpc::keys::{PublicKey, SecretKey};
 
 fn peer(ip: &str) -> PeerAddr {
@@ -80,7 +81,7 @@ fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
         drop(permits);
         assert_eq!(tenants.used(resource), 0);
         let _new = reserve("10.0.0.8").unwrap();
-        assert_eq!(tenants.lock().len(), 1, "unused entries go when a new tenant comes");
+        assert_eq!(lock(&tenants.by_tenant).len(), 1, "unused entries go when a new tenant comes");
     }
 }
 
@@ -131,7 +132,7 @@ fn a_budget_that_is_in_use_is_not_replaced() {
     assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().mappings().unwrap().used(), 1);
     drop(mapping);
     drop(connect("10.0.0.8"));
-    assert_eq!(tenants.lock().len(), 1);
+    assert_eq!(lock(&tenants.by_tenant).len(), 1);
 }
 
 #[test]
@@ -168,7 +169,7 @@ fn entries_of_tenants_without_connections_do_not_pile_up() {
         let held = tenants.memory_budget(at).unwrap().reserve(1).unwrap();
         drop(permit);
         drop(held);
-        assert_eq!(tenants.lock().len(), 1);
+        assert_eq!(lock(&tenants.by_tenant).len(), 1);
     }
 }
 
@@ -187,7 +188,7 @@ fn keys_have_connections_beside_those_of_their_address() {
     let _held = [peer("10.0.0.5"), alice, key_peer("10.0.0.9", "a"), bob].map(|peer| connect(peer).unwrap());
     let refusal = connect(alice).err().unwrap().to_string();
     assert_eq!(refusal, "its key has already 2 connections, the limit per key (--max-connections-per-address)");
-    let by_tenant = tenants.lock();
+    let by_tenant = lock(&tenants.by_tenant);
     let of = |peer| by_tenant[&Tenant::of(peer, false).unwrap()].counts[0].used();
     assert_eq!((tenants.used(Connections), of(peer("10.0.0.5")), of(alice), of(bob)), (4, 1, 2, 1));
 }

@@ -1,8 +1,8 @@
 //! Transfer tokens of one session: issuing them, and binding them to the regions that receive their bytes.
 
-use crate::poison::Unpoisoned;
+use crate::poison::lock;
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use super::error::{MAX_TOKENS_PER_REQUEST, MAX_UNUSED_TOKENS, TokenError};
@@ -47,7 +47,7 @@ impl SessionTransfers {
     /// gone, and the notifier when it cannot send the heartbeat, because the session's own thread may be blocked on one of these
     /// queues.
     pub(in crate::rpc::server) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.is_closed = true;
         let receivers: Vec<_> = state.receivers.iter().filter_map(Weak::upgrade).collect();
         drop(state);
@@ -56,7 +56,7 @@ impl SessionTransfers {
 
     /// Remembers a token whose bytes are dropped when they arrive.
     pub(super) fn abandon(&self, token: TransferToken) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let forgotten = if state.is_revoked {
             Some(token)
         } else {
@@ -65,11 +65,6 @@ impl SessionTransfers {
         };
         drop(state);
         forgotten.iter().for_each(|token| self.table.remove(token));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TransfersState> {
-        // Ignores poisoning: each change is a single call.
-        self.state.lock().unpoisoned()
     }
 }
 
@@ -96,7 +91,7 @@ impl TokenLedger {
         on_failure: FailureCallback,
     ) -> Receiver {
         let receiver = Receiver::new(&self.0, device, timeout, on_failure);
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.state);
         state.receivers.retain(|other| other.strong_count() > 0);
         state.receivers.push(Arc::downgrade(&receiver.0));
         let is_closed = state.is_closed;
@@ -124,7 +119,7 @@ impl TokenLedger {
         let SessionTransfers { table, budget, memory, .. } = &*self.0;
         let mut tokens = vec![[0; TRANSFER_TOKEN_BYTES]; count as usize];
         getrandom::fill(tokens.as_flattened_mut()).map_err(TokenError::RandomBytes)?;
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.state);
         let unused = state.unused.len() + tokens.len();
         if unused > MAX_UNUSED_TOKENS {
             return Err(TokenError::TooManyUnused(unused));
@@ -142,7 +137,7 @@ impl TokenLedger {
     /// # Errors
     /// [`TokenError::NotOfSession`].
     pub(in crate::rpc::server) fn check_unused(&self, token: &TransferToken) -> Result<(), TokenError> {
-        if self.0.lock().unused.contains(token) { Ok(()) } else { Err(TokenError::NotOfSession) }
+        if lock(&self.0.state).unused.contains(token) { Ok(()) } else { Err(TokenError::NotOfSession) }
     }
 
     /// Binds an unused token to `region` and makes later work of `queue` wait for its bytes. The bytes are written to `region`
@@ -167,7 +162,7 @@ impl TokenLedger {
         // With the lock of the transfer: the next piece must come behind the early ones.
         receiver.0.enqueue_receive(ready, Arc::clone(&completed), region, token, early)?;
         drop(progress);
-        self.0.lock().unused.remove(&token);
+        lock(&self.0.state).unused.remove(&token);
         if is_complete {
             self.0.table.remove(&token);
         }
@@ -181,7 +176,7 @@ impl TokenLedger {
 
     /// Abandons an unused token for `len` bytes after a failure of its queue. Its bytes are dropped when they arrive.
     pub(in crate::rpc::server) fn discard(&self, token: TransferToken, len: u64) {
-        let was_unused = self.0.lock().unused.remove(&token);
+        let was_unused = lock(&self.0.state).unused.remove(&token);
         let Some(transfer) = self.0.table.get(&token).filter(|_| was_unused) else { return };
         // What has arrived is dropped.
         let _ = transfer.lock().bind(len, Destination::Early(Err(DeviceError::Ended)));
@@ -191,7 +186,7 @@ impl TokenLedger {
 
 impl Drop for TokenLedger {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.state);
         state.is_revoked = true;
         let (unused, abandoned) = (std::mem::take(&mut state.unused), std::mem::take(&mut state.abandoned));
         drop(state);

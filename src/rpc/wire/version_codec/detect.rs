@@ -217,12 +217,12 @@ impl VersionDetector {
 
     /// Whether the candidates give a node of the graph different ops, so that its computation would be a guess.
     pub(crate) fn disagrees_on(&self, graph: &ClientGraph<'_>) -> bool {
-        let Some((first, others)) = self.candidates.split_first() else { return false };
+        let Some((first, others @ [_, ..])) = self.candidates.split_first() else { return false };
         let differs = |record: &TensorRecord| {
             let op = first.codec.op_and_kind(record);
             others.iter().any(|codec| codec.codec.op_and_kind(record) != op)
         };
-        let differing = graph.records().filter(|record| !others.is_empty() && differs(record));
+        let differing = graph.records().filter(differs);
         let differing: HashSet<u64> = differing.map(|record| record.id).collect();
         // The op of a leaf is irrelevant.
         !differing.is_empty() && graph.nodes.iter().any(|id| differing.contains(&id))

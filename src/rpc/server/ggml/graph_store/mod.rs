@@ -5,8 +5,10 @@
 //! graph, the server compiles it again from its body.
 //!
 //! By the protocol's rule, client and server forget all graphs of a device when a GRAPH_COMPUTE arrives while [`MAX_GRAPHS`]
-//! numbers are counted for the device. The budget in bytes is the server's own: beyond it the least recently used bodies are
-//! evicted, while their numbers keep counting.
+//! numbers are counted for the device. The budget in bytes is the server's own: beyond it bodies are evicted, while their
+//! numbers keep counting. A client of llama.cpp has one or more contexts on a connection, and each context runs only the last
+//! graph again that it has sent. The graphs of a context name the same buffers, so a body is evicted first if a newer one names
+//! the same buffers; otherwise a busy context would evict the only graph of an idle one, which ends that client's session.
 
 #[cfg(test)]
 mod tests;
@@ -47,7 +49,7 @@ pub(super) enum MissingGraph {
     FreedBuffer,
     /// It did not fit into the budget.
     #[error(
-        "it exceeded the server's memory for stored graphs, from which the least recently used are dropped \
+        "it exceeded the server's memory for stored graphs, from which superseded and long unused ones are dropped \
          (--max-graph-memory, --max-host-memory)"
     )]
     Evicted,
@@ -56,7 +58,7 @@ pub(super) enum MissingGraph {
 /// The body of a graph.
 struct StoredBody {
     body: Arc<[u8]>,
-    /// Handles of the buffers that the graph names.
+    /// Handles of the buffers that the graph names, sorted.
     buffers: Box<[u64]>,
     /// Time of its last use, by the store's logical clock.
     last_use: u64,
@@ -136,16 +138,16 @@ pub(super) struct GraphStore {
 }
 
 impl GraphStore {
-    /// An empty store, charged to `memory`. `max_bytes`: limit of the bodies and of the estimated memory of the bookkeeping. The numbers of a
-    /// device, up to 160 KB, are kept even beyond the limit; no body is stored then.
+    /// An empty store, charged to `memory`. `max_bytes`: limit of the bodies and of the estimated memory of the bookkeeping. The
+    /// numbers of a device, up to 160 KB, are kept even beyond the limit; no body is stored then.
     pub(super) fn new(max_bytes: u64, memory: &Arc<SessionMemory>) -> GraphStore {
         GraphStore { max_bytes, devices: Vec::new(), clock: 0, charge: memory.empty() }
     }
 
     /// Counts and stores the graph of a GRAPH_COMPUTE. A graph with the number 0 is neither counted nor stored. `buffers`:
     /// handles of the buffers that the graph names. Returns true if all earlier graphs of the device were forgotten. Otherwise
-    /// the body replaces one with the same number. If host memory is short, the least recently used bodies make room for it, as
-    /// at the limit of the store.
+    /// the body replaces one with the same number. If host memory is short, other bodies make room for it, as at the limit of the
+    /// store.
     ///
     /// # Errors
     /// There is no host memory for the number, also after a wait.
@@ -179,7 +181,9 @@ impl GraphStore {
         let numbers: u64 = self.devices.iter().map(DeviceGraphs::number_bytes).sum();
         if numbers + bytes <= limit {
             let device = &mut self.devices[slot];
-            let stored = StoredBody { body: body.into(), buffers: buffers.into(), last_use: self.clock };
+            let mut buffers: Box<[u64]> = buffers.into();
+            buffers.sort_unstable();
+            let stored = StoredBody { body: body.into(), buffers, last_use: self.clock };
             device.graphs.insert(uid, Graph::Stored(stored));
             device.body_bytes += bytes;
         }
@@ -228,17 +232,32 @@ impl GraphStore {
         self.devices.iter().map(|device| device.number_bytes() + device.body_bytes).sum()
     }
 
-    /// Drops the least recently used bodies until the rest fits into `limit` bytes. Spares the body that was stored last, which
-    /// fits: the loop ends within the budget, unless the numbers alone exceed it.
+    /// Keeps a sixteenth of the limit if host memory is short. Called after each request, as an idle session would otherwise keep
+    /// memory that others wait for.
+    pub(super) fn trim(&mut self) {
+        if self.bytes() > self.max_bytes / 16 && !self.charge.session().is_plentiful() {
+            self.evict(self.max_bytes / 16);
+            self.charge.shrink_to(self.bytes());
+        }
+    }
+
+    /// Drops bodies until the rest fits into `limit` bytes: first the least recently used among those that are superseded, that
+    /// is, whose buffers a newer one of the device names too, then the least recently used. Spares the body that was stored last,
+    /// which fits: the loop ends within the budget, unless the numbers alone exceed it.
     fn evict(&mut self, limit: u64) {
         while self.bytes() > limit {
-            let stored = self
-                .devices
-                .iter()
-                .enumerate()
-                .flat_map(|(slot, device)| device.stored().map(move |(uid, stored)| (slot, uid, stored)));
-            let others = stored.filter(|(_, _, stored)| stored.last_use != self.clock);
-            let victim = others.min_by_key(|(_, _, stored)| stored.last_use);
+            let stored = || {
+                let devices = self.devices.iter().enumerate();
+                devices.flat_map(|(slot, device)| device.stored().map(move |(uid, stored)| (slot, uid, stored)))
+            };
+            let mut newest: HashMap<(usize, &[u64]), u64> = HashMap::new();
+            for (slot, _, stored) in stored() {
+                let last_use = newest.entry((slot, &stored.buffers)).or_default();
+                *last_use = stored.last_use.max(*last_use);
+            }
+            let is_newest = |slot, stored: &StoredBody| newest.get(&(slot, &*stored.buffers)) == Some(&stored.last_use);
+            let others = stored().filter(|(_, _, stored)| stored.last_use != self.clock);
+            let victim = others.min_by_key(|&(slot, _, stored)| (is_newest(slot, stored), stored.last_use));
             let Some((slot, uid, _)) = victim else { break };
             self.devices[slot].drop_body(uid, MissingGraph::Evicted);
         }

@@ -200,15 +200,18 @@ fn the_longest_unused_body_is_evicted() {
     };
     let mut store = new_store(UNLIMITED);
     for uid in 1..=3 {
-        store.record_compute(uid as u32 % 2, uid, &bodies[uid as usize], &[]).unwrap();
+        store.record_compute(uid as u32 % 2, uid, &bodies[uid as usize], &[uid]).unwrap();
     }
-    store.max_bytes = store.bytes() + 2 * NUMBER_BYTES;
+    store.max_bytes = store.bytes() + 2 * (NUMBER_BYTES + 8);
     store.record_use(1, 1);
     assert!(store.body(0, 2).is_ok());
-    store.record_compute(0, 4, &bodies[4], &[]).unwrap();
+    store.record_compute(0, 4, &bodies[4], &[4]).unwrap();
     assert_eq!(stored(&store), [1, 2, 4], "3 was used before 1 and 2");
-    store.record_compute(0, 5, &bodies[5], &[]).unwrap();
+    store.record_compute(0, 5, &bodies[5], &[5]).unwrap();
     assert_eq!(stored(&store), [2, 4, 5], "the order is over all devices");
+    store.max_bytes = store.bytes() + 2 * NUMBER_BYTES;
+    store.record_compute(0, 6, &bodies[3], &[5]).unwrap();
+    assert_eq!(stored(&store), [2, 4, 6], "6 supersedes 5");
     store.remove_graphs_of_buffer(7);
     assert_eq!(stored(&store), [2, 4, 5], "no graph names the buffer");
     check_bytes(&store);
@@ -238,4 +241,39 @@ fn the_least_recently_used_bodies_make_room_if_host_memory_is_short() {
     store.remove_graphs_of_buffer(7);
     drop(store);
     assert_eq!(own.held(), 0);
+}
+
+/// Two contexts of a client on one connection: one sends many graphs, while the other runs its only one again from time to time.
+#[test]
+fn the_last_graph_of_an_idle_context_is_kept() {
+    let mut rng = Rng::with_seed(1);
+    let mut store = new_store(1 << 20);
+    let idle = random_bytes(&mut rng, 100 << 10);
+    store.record_compute(0, 1, &idle, &[1, 2]).unwrap();
+    for uid in 2..=500 {
+        let buffers = if uid % 2 == 0 { [3, 1] } else { [1, 3] };
+        store.record_compute(0, uid, &random_bytes(&mut rng, 100 << 10), &buffers).unwrap();
+    }
+    assert_eq!(body_of(&mut store, 0, 1), Ok(idle));
+    assert_eq!(store.body(0, 2), Err(Evicted));
+    check_bytes(&store);
+}
+
+/// A session that has no next graph gives memory up as well.
+#[test]
+fn stored_bodies_are_trimmed_if_host_memory_is_short() {
+    let server = HostMemory::new(Budget::new(3 * BASE_BYTES + (4 << 20)), 0, Duration::ZERO);
+    let (own, other) = (server.admit().unwrap(), server.admit().unwrap());
+    let mut store = GraphStore::new(1 << 20, &own);
+    let mut rng = Rng::with_seed(1);
+    for uid in 1..=20 {
+        store.record_compute(0, uid, &random_bytes(&mut rng, 40 << 10), &[1]).unwrap();
+    }
+    store.trim();
+    assert!(store.body(0, 1).is_ok(), "memory is plentiful");
+    let mut held = other.empty();
+    while other.is_plentiful() && held.grow(1 << 10).is_ok() {}
+    store.trim();
+    assert!(store.body(0, 20).is_ok() && store.bytes() <= 1 << 16, "{} bytes", store.bytes());
+    check_bytes(&store);
 }

@@ -1,5 +1,6 @@
 //! Messages that several ranks send at once over a connection that splits, delays and stalls writes.
 
+use crate::poison::lock;
 use std::sync::mpsc;
 use std::thread;
 
@@ -12,7 +13,7 @@ fn attached(seed: u64, budget: &Arc<MemoryBudget>) -> (Arc<GroupLink>, Receiver,
     let (own, peer) = memory::pair(LinkConditions { seed, cut_after: None });
     let link = GroupLink::new("peer:1", 1..=1, 2, budget);
     let (receiver, sender) = own.split();
-    let mut state = link.lock();
+    let mut state = lock(&link.state);
     (state.writer, state.is_attached) = (Writer::Idle(sender), true);
     drop(state);
     (link, receiver, peer.split())
