@@ -213,7 +213,7 @@ fn the_longest_unused_body_is_evicted() {
     store.record_compute(0, 6, &bodies[3], &[5]).unwrap();
     assert_eq!(stored(&store), [2, 4, 6], "6 supersedes 5");
     store.remove_graphs_of_buffer(7);
-    assert_eq!(stored(&store), [2, 4, 5], "no graph names the buffer");
+    assert_eq!(stored(&store), [2, 4, 6], "no graph names the buffer");
     check_bytes(&store);
 }
 
@@ -274,6 +274,6 @@ fn stored_bodies_are_trimmed_if_host_memory_is_short() {
     let mut held = other.empty();
     while other.is_plentiful() && held.grow(1 << 10).is_ok() {}
     store.trim();
-    assert!(store.body(0, 20).is_ok() && store.bytes() <= 1 << 16, "{} bytes", store.bytes());
+    assert!(store.body(0, 1).is_ok() && store.bytes() <= 1 << 16, "the last used one is left: {} bytes", store.bytes());
     check_bytes(&store);
 }
