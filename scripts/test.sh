@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# All checks that need no Python, and no network except crates.io: formatting, lints, tests, docs.
+# The tests: those that a change must pass first, or all steps that CI runs.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/test.sh [STEP...]
 
-Runs all of these steps, or only the named ones:
+Without a step, builds and runs in a few minutes: unit tests of the crate and of rpc-server, the tests ops, rpc, sched and library,
+and a model on the emulated GPU, which loads the kernels of every family. Needs Rust alone, and no network except crates.io.
 
+  all     the following steps
   lint    formatting and clippy, with warnings as errors; the fuzz targets too; format and lock file of interop8
   build   compiles the tests
   run     runs the tests; runs each benchmark once, to check that it works
@@ -20,13 +22,14 @@ TEXT
 steps=()
 while (($#)); do
     case $1 in
+        all) steps=(lint build run doc) ;;
         lint|build|run|doc) steps+=("$1") ;;
         -h|--help) usage; exit 0 ;;
         *) echo "test.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
     esac
     shift
 done
-((${#steps[@]})) || steps=(lint build run doc)
+((${#steps[@]})) || steps=(first)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
@@ -41,8 +44,24 @@ tests() { # CARGO-TEST-OPTIONS...
     step cargo test --locked "${unit[@]}" "$@"
 }
 
+# What a change must pass first. A profile and a selection of its own, so that neither the optimised emulator nor the crates of the
+# examples are compiled.
+first() {
+    local tests=(cargo test --locked --profile quick -p fanout) log
+    log=$(mktemp)
+    step "${tests[@]}" --lib --bins --test ops --test rpc --test sched --test library --test cuda --no-run
+    {
+        step "${tests[@]}" --lib --bins --test ops --test rpc --test sched --test library
+        step "${tests[@]}" --test cuda -- a_model_has_the_same_logits
+    } | tee "$log"
+    printf '\n%d tests passed in %d s: the crate, rpc-server, ops, rpc, sched, library, a model on the emulated GPU. The rest: scripts/test.sh all.\n' \
+        "$(awk '/^test result: ok/ { passed += $4 } END { print passed }' "$log")" "$SECONDS"
+    rm "$log"
+}
+
 for name in "${steps[@]}"; do
     case $name in
+        first) first ;;
         lint)
             step cargo fmt --all --check
             step cargo clippy --locked --workspace --all-targets -- -D warnings
