@@ -11,6 +11,8 @@ pub struct ServerStatus {
     pub build: String,
     /// `ready` or `draining`.
     pub state: String,
+    /// [`machine_id`] of the server: servers with the same one share cores and memory, whatever their addresses are. Empty: not known.
+    pub machine: String,
     /// The server's clock: time since 1970, in UTC.
     pub time: f64,
     /// Time since the start of the process.
@@ -31,6 +33,13 @@ pub struct ServerStatus {
     pub sessions: Vec<SessionStatus>,
     /// Number of these sessions, listed or not.
     pub session_count: usize,
+}
+
+/// Identifies the running system that this process is part of, until it starts again: the boot id of Linux, which its containers have
+/// in common. `None` on other systems.
+pub fn machine_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
 }
 
 impl ServerStatus {

@@ -58,8 +58,9 @@ impl Scheduler {
 pub type CompareReporter<'a> = dyn FnMut(ObservedNode<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// Runs a plan on its devices and its task on a reference device, both from the current contents of the stored tensors, and
-/// passes both results of each node to `report`. Each side continues with its own results, so errors accumulate as in a normal
-/// run.
+/// passes both results of each node to `report`. The reference's result then replaces that of the plan's device, so every node
+/// computes from the reference's sources: only nodes that compute differently differ. Stored tensors that the task writes, such as
+/// a KV cache, hold the reference's values afterwards.
 ///
 /// # Errors
 /// A failure on either side. If the reference cannot run the task, [`SchedError::NoDeviceForNode`] or
@@ -84,7 +85,9 @@ pub fn compare(
             reference_scheduler.run_observed(&mut prepared, inputs, &mut ReferenceObserver(send)).map(drop)
         });
         // When this run ends, it drops the receiver. The reference's next send then fails, which ends the reference's run.
-        let on_plan = scheduler.run_observed(prepared, inputs, &mut ComparingObserver { results, report });
+        let mut observer = ComparingObserver { results, reference: None, report };
+        let on_plan = scheduler.run_observed(prepared, inputs, &mut observer);
+        drop(observer);
         let on_reference = reference_run.join().unwrap_or(Err(SchedError::Bug("the reference's thread panicked")));
         on_plan.map(drop).and(on_reference)
     })
@@ -106,9 +109,11 @@ impl Observer for ReferenceObserver {
     }
 }
 
-/// Receives the reference's result for each node and reports both.
+/// Receives the reference's result for each node, reports both, and continues with the reference's.
 struct ComparingObserver<'a> {
     results: Receiver<Vec<u8>>,
+    /// The reference's result for the last node, if it differs.
+    reference: Option<Vec<u8>>,
     report: &'a mut CompareReporter<'a>,
 }
 
@@ -119,9 +124,17 @@ impl Observer for ComparingObserver<'_> {
 
     fn on_result(&mut self, node: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()> {
         match self.results.recv() {
-            Ok(reference) => (self.report)(node, bytes, &reference),
+            Ok(reference) => {
+                let flow = (self.report)(node, bytes, &reference);
+                self.reference = Some(reference).filter(|reference| reference != bytes);
+                flow
+            }
             // The reference's run has failed; its thread returns the error.
             Err(_) => ControlFlow::Break(()),
         }
+    }
+
+    fn replacement(&mut self) -> Option<Vec<u8>> {
+        self.reference.take()
     }
 }

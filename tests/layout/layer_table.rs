@@ -38,7 +38,7 @@ const BELOW_SERVER: &[Layer] = &[
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("self_test", &["tensor", "ops", "graph", "device", "fastrand"], &["cpu"]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
-    layer("rpc::status", &["serde"], &[]),
+    layer("rpc::status", &["serde", "files"], &[]),
     layer("rpc::keys", &["io_hint", "base64", "getrandom", "rustls", "webpki", "files", "io"], &[]),
     layer(
         "rpc::transport",

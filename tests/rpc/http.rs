@@ -4,7 +4,7 @@
 use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, ListenAddress, Server};
-use fanout::rpc::status::ServerStatus;
+use fanout::rpc::status::{ServerStatus, machine_id};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -106,6 +106,7 @@ fn one_port_serves_sessions_and_http() {
     client.assert_alive();
     assert_eq!(status(server.addr).totals.sessions, 1);
     assert_eq!(status(server.addr).session_count, 1);
+    assert_eq!(Some(status(server.addr).machine), machine_id());
 }
 
 #[test]

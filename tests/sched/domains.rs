@@ -2,7 +2,7 @@
 //! copies between domains, several plans, observers, comparison and abort.
 
 use fanout::cpu::{CpuDevice, MathMode};
-use fanout::device::{Device, MemoryBudget, UploadSource};
+use fanout::device::{Device, DeviceError, ForwardQueue, MemoryBudget, Program, Queue, Region, UploadSource};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
@@ -258,6 +258,49 @@ fn compare_reports_each_node_and_frees_the_reference_memory() {
         ControlFlow::Continue(())
     });
     assert!(matches!(refused, Err(SchedError::NotEnoughMemory { .. })), "{refused:?}");
+}
+
+/// A queue that does not run its first program: the node's result is whatever its memory holds.
+struct SkipsFirst {
+    inner: Box<dyn Queue>,
+    has_skipped: bool,
+}
+
+impl ForwardQueue for SkipsFirst {
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Ok(&mut *self.inner)
+    }
+
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        if std::mem::replace(&mut self.has_skipped, true) { self.inner.run(program, bindings) } else { Ok(()) }
+    }
+}
+
+/// A node whose sources are wrong on its own device computes from those of the reference.
+#[test]
+fn compare_reports_exactly_the_node_that_computes_wrongly() {
+    let wrong = ForwardingDevice::isolated("wrong", MEMORY)
+        .with_queues(|inner| Ok(Box::new(SkipsFirst { inner, has_skipped: false })));
+    for (second, expected) in [(cpus(1).remove(0), vec![]), (wrong.shared(), vec![4])] {
+        let mut network = LayeredNetwork::new([cpus(1), vec![second]].concat(), [0, 1, 0], 1);
+        let mut prepared = network.build();
+        let (x, rows) = input(0);
+        let [a, b] = network.inputs;
+        let inputs = [(a, bytemuck::cast_slice(&x)), (b, bytemuck::cast_slice(&rows))];
+        let reference = CpuDevice::new("reference", 1, MathMode::Exact, MEMORY).unwrap() as Arc<dyn Device>;
+        let (mut nodes, mut differing) = (0, Vec::new());
+        let mut report = |node: ObservedNode<'_>, here: &[u8], there: &[u8]| {
+            nodes += 1;
+            if here != there {
+                differing.push(node.node);
+            }
+            ControlFlow::Continue(())
+        };
+        let budget = MemoryBudget::new(MEMORY);
+        compare((&mut network.scheduler, &mut prepared), &reference, &budget, &inputs, &mut report).unwrap();
+        // Node 4 is the first of the second layer: its product with the weights.
+        assert_eq!((nodes, differing), (13, expected));
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::audit::SessionAudit;
 use super::context::ServerContext;
 use super::statistics::SampledFacts;
 use crate::rpc::status::{
-    DeviceMemoryStatus, DeviceStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus, Totals,
+    DeviceMemoryStatus, DeviceStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus, Totals, machine_id,
 };
 use crate::rpc::transport::PeerAddr;
 
@@ -58,6 +58,7 @@ pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> 
     ServerStatus {
         build: format!("rpc-server {}", crate::VERSION),
         state: if server.lifecycle.is_ending() { "draining" } else { "ready" }.to_owned(),
+        machine: machine_id().unwrap_or_default(),
         // Before 1970: no clock at all, and as far off as it looks.
         time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
         uptime: statistics.uptime().as_secs_f64(),

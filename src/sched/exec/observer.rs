@@ -3,7 +3,7 @@
 use super::programs::subgraph;
 use super::submit::{SplitRunner, StepContext};
 use super::{PreparedPlan, Scheduler};
-use crate::device::Region;
+use crate::device::{Region, UploadSource};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use crate::sched::{Plan, SchedError};
@@ -35,6 +35,12 @@ pub trait Observer {
 
     /// Receives all bytes that the node's destination spans, right after the node. `Break` ends the run.
     fn on_result(&mut self, node: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()>;
+
+    /// Bytes, as many as [`Observer::on_result`] has just received, that replace the result on the device before later nodes read it.
+    /// By default the result stays.
+    fn replacement(&mut self) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 impl Scheduler {
@@ -88,10 +94,16 @@ impl SplitRunner for ObservedRun<'_> {
             };
             self.run_segment(scheduler, prepared, split, start..node + 1, context)?;
             start = node + 1;
-            let bytes = node_result(scheduler, plan, split, &observed, context)?;
+            let region = result_region(scheduler, plan, split, &observed, context)?;
+            let bytes = scheduler.download_blocking(observed.device, region.clone())?;
             self.flow = self.observer.on_result(observed, &bytes);
             if self.is_stopped() {
                 return Ok(());
+            }
+            if let Some(bytes) = self.observer.replacement() {
+                let running = scheduler.queues.by_index(context.queue)?;
+                let named = |e| SchedError::from_device(&scheduler.devices[observed.device].info().name, e);
+                running.queue().upload(region, None, UploadSource::Borrowed(&bytes)).map_err(named)?;
             }
         }
         if start < nodes.end {
@@ -127,18 +139,17 @@ impl ObservedRun<'_> {
     }
 }
 
-/// Downloads the bytes that a node has written.
-fn node_result(
-    scheduler: &mut Scheduler,
+/// The bytes that a node has written.
+fn result_region(
+    scheduler: &Scheduler,
     plan: &Plan,
     split: u32,
     observed: &ObservedNode<'_>,
     context: StepContext,
-) -> Result<Vec<u8>, SchedError> {
+) -> Result<Region, SchedError> {
     let place = plan.task.span(observed.id).and_then(|(slot, range)| plan.locate(split as usize, slot, &range));
     let place = place.ok_or(SchedError::Bug("a node's result is not on its device"))?;
-    let region = scheduler.arenas.region(plan, &place, context.ring_copy)?;
-    scheduler.download_blocking(observed.device, region)
+    scheduler.arenas.region(plan, &place, context.ring_copy)
 }
 
 /// A node as passed to an [`Observer`].

@@ -22,6 +22,10 @@ pub struct Candidate {
     pub stages: Vec<Stage>,
     /// What it is predicted to reach.
     pub prediction: Prediction,
+    /// The predictions for the slowest and the fastest machine of [`Machine::with_bounds`]; without them, equal to `prediction`.
+    pub range: [Prediction; 2],
+    /// Whether the range overlaps with that of another candidate of its kind, on other devices: no difference was measured.
+    pub is_tied: bool,
 }
 
 impl Candidate {
@@ -44,10 +48,20 @@ impl Candidate {
 
     /// Seconds per token, or per request: less is better.
     fn cost(&self, workload: &Workload) -> f64 {
-        match workload.goal {
-            Goal::DecodeRate => 1.0 / self.prediction.decode_rate,
-            Goal::Request => self.prediction.request_time(workload),
-        }
+        cost(&self.prediction, workload)
+    }
+
+    /// Whether the ranges of both overlap, so that neither was measured to be faster.
+    fn overlaps(&self, other: &Candidate, workload: &Workload) -> bool {
+        let is_slower = |a: &Candidate, b: &Candidate| cost(&a.range[0], workload) > cost(&b.range[1], workload);
+        is_slower(self, other) && is_slower(other, self)
+    }
+}
+
+fn cost(prediction: &Prediction, workload: &Workload) -> f64 {
+    match workload.goal {
+        Goal::DecodeRate => 1.0 / prediction.decode_rate,
+        Goal::Request => prediction.request_time(workload),
     }
 }
 
@@ -65,6 +79,8 @@ pub enum Reason {
     OneIsFastest(Option<f64>),
     /// One device and the best set of several differ by less than [`MIN_GAIN`].
     NothingGained,
+    /// The ranges of one device and of the best set of several overlap, see [`Machine::with_bounds`].
+    NoDifference,
     /// Several devices are faster than the best single one by this factor, at least 1 + [`MIN_GAIN`].
     FasterTogether(f64),
     /// No single device has the memory.
@@ -83,6 +99,9 @@ impl fmt::Display for Reason {
                 "several devices gain nothing: they differ from one by less than {:.0} %, which is within the error of predictions",
                 100.0 * MIN_GAIN
             ),
+            Reason::NoDifference => {
+                f.write_str("no difference measured between one device and several: their ranges overlap")
+            }
             Reason::FasterTogether(ratio) => {
                 write!(f, "{ratio:.2} times as fast as the best single device that has the memory")
             }
@@ -94,7 +113,7 @@ impl fmt::Display for Reason {
 /// The chosen placement and the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// The best: no other is faster by [`MIN_GAIN`] or more.
+    /// The best: no other is faster by [`MIN_GAIN`] or more, as far as the measurements can tell.
     pub best: Candidate,
     /// Why.
     pub reason: Reason,
@@ -107,7 +126,8 @@ impl Choice {
         let other = |is_single: bool| runners_up.iter().find(|other| (other.devices() == 1) == is_single);
         let ratio = |other: &Candidate| other.cost(workload) / best.cost(workload);
         let reason = match (best.devices(), other(true), other(false)) {
-            (1, _, Some(several)) if ratio(several) < 1.0 + MIN_GAIN => Reason::NothingGained,
+            (1, _, Some(several)) if (ratio(several) - 1.0).abs() < MIN_GAIN => Reason::NothingGained,
+            (1, _, Some(several)) if best.overlaps(several, workload) => Reason::NoDifference,
             (1, _, several) => Reason::OneIsFastest(several.map(ratio)),
             (_, Some(single), _) => Reason::FasterTogether(ratio(single)),
             (_, None, _) => Reason::TooLargeForOne,
@@ -128,8 +148,9 @@ pub enum Admission {
 }
 
 /// Chooses the placement with the best prediction for the workload's goal. Every single device that fits is among the candidates,
-/// so the prediction is never worse than that of the best one. More devices are chosen only if they gain at least [`MIN_GAIN`]. The
-/// work is bounded by [`super::MAX_DEVICES`].
+/// so the prediction is never worse than that of the best one. More devices are chosen only if they gain at least [`MIN_GAIN`]. On a
+/// machine with bounds ([`Machine::with_bounds`]), more or other devices are chosen only if the ranges do not overlap: else fewer, or the
+/// first. The work is bounded by [`super::MAX_DEVICES`].
 ///
 /// # Errors
 /// [`PlannerError::NothingFits`], or a model or workload without work.
@@ -178,37 +199,54 @@ fn best_of_each_kind(
     refused: &[Arrangement],
 ) -> Vec<Candidate> {
     let costs = Costs::new(machine, model, workload);
-    let mut best_of_kind: Vec<Candidate> = Vec::new();
+    let bounds = machine.bounds().map(|bounds| bounds.each_ref().map(|bound| Costs::new(bound, model, workload)));
+    let (mut all, mut best_of_kind): (Vec<Candidate>, Vec<Candidate>) = Default::default();
     for devices in subsets(machine) {
         for groups in groupings(&costs, &devices) {
             for blocks in Balance::ALL.into_iter().filter_map(|balance| costs.assign_blocks(&groups, balance)) {
                 let stages = stages(&groups, &blocks);
                 let Some(prediction) = costs.predict(&stages) else { continue };
-                let new = Candidate { stages, prediction };
+                let bound = |costs: &Costs<'_>| costs.predict(&stages).unwrap_or_else(|| prediction.clone());
+                let range = bounds.as_ref().map(|bounds| bounds.each_ref().map(bound));
+                let range = range.unwrap_or_else(|| [prediction.clone(), prediction.clone()]);
+                let new = Candidate { stages, prediction, range, is_tied: false };
                 if !refused.is_empty() && refused.contains(&new.arrangement()) {
                     continue;
                 }
+                // Noise of the same devices is common to both, and that of others is not.
+                let replaces = |old: &Candidate| {
+                    rank(&new, old, workload).is_lt()
+                        && (new.arrangement() == old.arrangement() || !new.overlaps(old, workload))
+                };
                 match best_of_kind.iter_mut().find(|old| old.kind() == new.kind()) {
-                    Some(old) if rank(&new, old, workload).is_lt() => *old = new,
+                    Some(old) if replaces(old) => *old = new.clone(),
                     Some(_) => {}
-                    None => best_of_kind.push(new),
+                    None => best_of_kind.push(new.clone()),
                 }
+                all.extend(machine.bounds().is_some().then_some(new));
             }
         }
+    }
+    for best in &mut best_of_kind {
+        best.is_tied = all.iter().any(|other| {
+            other.kind() == best.kind() && other.arrangement() != best.arrangement() && other.overlaps(best, workload)
+        });
     }
     best_of_kind.sort_by(|a, b| rank(a, b, workload));
     best_of_kind
 }
 
 /// Removes the candidate to recommend from a list that is sorted by [`rank`]: a placement on more devices replaces one on fewer only if
-/// it is faster by [`MIN_GAIN`]. So no other candidate is faster by as much, and no single device is faster at all.
+/// it is faster by [`MIN_GAIN`], and their ranges do not overlap.
 fn take_best(candidates: &mut Vec<Candidate>, workload: &Workload) -> Option<Candidate> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     // Stable: of candidates with as many devices, the fastest stays first.
     order.sort_by_key(|&at| candidates[at].devices());
     let cost = |at: usize| candidates[at].cost(workload);
-    let best =
-        order.into_iter().reduce(|best, at| if cost(at) * (1.0 + MIN_GAIN) <= cost(best) { at } else { best })?;
+    let is_faster = |at: usize, best: usize| {
+        cost(at) * (1.0 + MIN_GAIN) <= cost(best) && !candidates[at].overlaps(&candidates[best], workload)
+    };
+    let best = order.into_iter().reduce(|best, at| if is_faster(at, best) { at } else { best })?;
     Some(candidates.remove(best))
 }
 

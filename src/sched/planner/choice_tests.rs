@@ -54,6 +54,37 @@ fn more_devices_are_chosen_only_for_a_gain_that_can_be_measured() {
     assert!(Reason::NothingGained.to_string().contains("less than 3 %"));
 }
 
+/// What repeated measurements cannot tell apart is chosen by simplicity: fewer devices, and of as many the first.
+#[test]
+fn overlapping_ranges_are_no_difference() {
+    let measured = |rates: [f64; 2], round_trip: f64, spread: f64| {
+        let machine = |factor: f64| {
+            let device = |(at, &rate): (usize, &f64)| device(&at.to_string(), Host::Client, rate * factor, 1e15);
+            let devices = rates.iter().enumerate().map(device).collect();
+            Machine::new(devices, vec![], vec![], link(round_trip, 1e12)).unwrap()
+        };
+        let machine = machine(1.0).with_bounds(machine(1.0 - spread), machine(1.0 + spread));
+        let Choice { best, reason, .. } = choose(&machine, &model(), &workload()).unwrap();
+        (best.stages.iter().flat_map(|stage| stage.devices.clone()).collect::<Vec<_>>(), reason, best.is_tied)
+    };
+    // One of two devices, because the bus is slow.
+    for (rates, spread, chosen, tied) in [
+        ([10e9, 11e9], 0.0, 1, false),
+        ([10e9, 11e9], 0.04, 1, false),
+        ([10e9, 11e9], 0.06, 0, true),
+        ([10e9, 9.5e9], 0.06, 0, true),
+        ([10e9, 8e9], 0.06, 0, false),
+    ] {
+        let (devices, _, is_tied) = measured(rates, 0.2, spread);
+        assert_eq!((devices, is_tied), (vec![chosen], tied), "{rates:?} {spread}");
+    }
+    // A tensor group of both is 1.11 times as fast as one.
+    for (spread, devices) in [(0.0, vec![0, 1]), (0.02, vec![0, 1]), (0.1, vec![0])] {
+        let (chosen, reason, _) = measured([10e9; 2], 4.0e-3, spread);
+        assert_eq!((chosen, reason == Reason::NoDifference), (devices, spread > 0.05), "{spread}: {reason:?}");
+    }
+}
+
 /// Which placements are checked, in order, and which one is chosen, on devices of 30, 20 and 10 GB/s that share a slow bus.
 #[test]
 fn a_refused_placement_is_followed_by_the_next() {

@@ -156,6 +156,8 @@ pub struct Machine {
     within: Link,
     /// By device: whether it reads its weights from the mapped file.
     mapped: Vec<bool>,
+    /// The slowest and the fastest machine that the measurements permit.
+    bounds: Option<Box<[Machine; 2]>>,
 }
 
 impl Machine {
@@ -201,7 +203,18 @@ impl Machine {
             check("a link", "the bandwidth", link.bandwidth, |x| x > 0.0)?;
             check("a link", "the round trip", link.round_trip, |x| x >= 0.0)?;
         }
-        Ok(Machine { mapped: vec![false; devices.len()], devices, servers, peers, within })
+        Ok(Machine { mapped: vec![false; devices.len()], devices, servers, peers, within, bounds: None })
+    }
+
+    /// The same machine, with what repeated measurements differ by: in `slowest` each figure is the worst of them, in `fastest` the best.
+    /// Other devices are then chosen only if the ranges of the predictions do not overlap.
+    pub fn with_bounds(self, slowest: Machine, fastest: Machine) -> Machine {
+        Machine { bounds: Some(Box::new([slowest, fastest])), ..self }
+    }
+
+    /// The slowest and the fastest machine that the measurements permit.
+    pub(super) fn bounds(&self) -> Option<&[Machine; 2]> {
+        self.bounds.as_deref()
     }
 
     /// The same machine, on which these devices read their weights from a mapped file, so that weights take none of their memory. Rates
@@ -210,6 +223,7 @@ impl Machine {
         for (device, mapped) in self.mapped.iter_mut().enumerate() {
             *mapped = devices.contains(&device);
         }
+        self.bounds = self.bounds.map(|bounds| Box::new(bounds.map(|bound| bound.with_mapped_weights(devices))));
         self
     }
 
@@ -221,6 +235,9 @@ impl Machine {
     /// Corrects the free memory after a check found that a placement with the estimates `estimated` lacks `missing` bytes, by device: so
     /// much less can be planned there. Returns false if nothing is missing on a device of the placement, so that nothing changed.
     pub(super) fn reduce_memory(&mut self, estimated: &[u64], missing: &[u64]) -> bool {
+        for bound in self.bounds.iter_mut().flat_map(|bounds| bounds.iter_mut()) {
+            bound.reduce_memory(estimated, missing);
+        }
         let mut reduced = false;
         for (device, (estimated, missing)) in self.devices.iter_mut().zip(estimated.iter().zip(missing)) {
             if *estimated > 0 && *missing > 0 {

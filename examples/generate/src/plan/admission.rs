@@ -148,7 +148,7 @@ fn is_too_large(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{sizes::model_sizes, small_gain};
+    use super::super::{sizes::model_sizes, undecided};
     use super::*;
     use crate::hparams::Arch;
     use crate::model::CacheOptions;
@@ -222,11 +222,13 @@ mod tests {
         assert!(note.contains("refused: 1; the first: padded: not enough memory: padded needs"), "{note}");
         // A faster one that is not chosen is explained.
         let mut choice = placement.choice;
-        assert_eq!(small_gain(&choice), None);
+        assert_eq!(undecided(&choice), None);
         let mut faster = choice.best.clone();
         faster.prediction.decode_rate *= 1.02;
         choice.runners_up.push(faster);
-        assert!(small_gain(&choice).is_some_and(|note| note.contains("less than 3 %")));
+        assert!(undecided(&choice).is_some_and(|note| note.contains("less than 3 %")));
+        choice.runners_up[0].prediction.decode_rate *= 1.1;
+        assert!(undecided(&choice).is_some_and(|note| note.contains("no difference measured")));
         // Nothing is left: the error has the first refusal and a next step.
         let error = choose(&devices[..1]).err().unwrap();
         let text = format!("{error:#}");

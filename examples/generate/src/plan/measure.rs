@@ -1,6 +1,8 @@
 //! Measuring devices and links for the planner: products with weights of the model's type, whole blocks of the model's shape, and small
-//! and large copies. Devices are measured one after another, each for some seconds, and then the CPU devices of each machine together.
+//! and large copies. All are repeated until they agree; devices take turns, and then the CPU devices of each machine run together.
 
+use super::machines::{host, shared_cores, shared_hosts};
+use super::repeat::{Rounds, Scale, repeat};
 use super::sample_block::{SampleBatch, SampleBlock};
 use crate::hparams::HParams;
 use crate::model::CacheOptions;
@@ -13,7 +15,6 @@ use fanout::sched::planner::{
     DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, MAX_DEVICES, Machine, PeerLink, PlannerError,
 };
 use fanout::tensor::DType;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,9 +41,12 @@ const MANY_POSITIONS: usize = 512;
 
 /// How long a batch of runs takes about, the most runs of it, and the batches of which the median counts: other programs disturb single
 /// ones.
-const BATCH_TIME: Duration = Duration::from_millis(50);
+const BATCH_TIME: Duration = Duration::from_millis(20);
 const MAX_RUNS: usize = 1000;
-const BATCHES: usize = 5;
+const BATCHES: usize = 3;
+
+/// As [`BATCH_TIME`], of devices that run together: long, so that their runs overlap.
+const TOGETHER_BATCH_TIME: Duration = Duration::from_millis(200);
 
 /// Time limit of the runs that are submitted together.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,11 +65,19 @@ const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
 pub(super) struct ModelShape<'a> {
     pub(super) hparams: &'a HParams,
     pub(super) cache: &'a CacheOptions,
-    /// Nodes of a block, as the planner counts them.
+    /// Nodes of a block, as the planner counts them, and bytes of its weights that a token reads.
     pub(super) nodes: u32,
+    pub(super) block_bytes: f64,
 }
 
-/// Measures all devices, the links to their servers and between these. `report` gets a line for each.
+/// The machine, with the bounds of its figures, and what the figures do not show.
+pub(super) struct Measured {
+    pub(super) machine: Machine,
+    pub(super) notes: Vec<String>,
+}
+
+/// Measures all devices, the links to their servers and between these. `report` gets a line for each. `machine_id` has the identity of the
+/// machine of a server, if the server tells it.
 ///
 /// # Errors
 /// More devices than are planned; a device that fails, cannot multiply weights of this type, or has no free memory.
@@ -73,12 +85,14 @@ pub(super) fn measure(
     devices: &[Arc<dyn Device>],
     weight: DType,
     model: &ModelShape<'_>,
+    machine_id: &dyn Fn(&str) -> Option<String>,
     report: &dyn Fn(String),
-) -> anyhow::Result<Machine> {
+) -> anyhow::Result<Measured> {
     // Before the measurement, which takes seconds per device: it would be lost.
     if !(1..=MAX_DEVICES).contains(&devices.len()) {
         return Err(PlannerError::Devices(devices.len()).into());
     }
+    let mut notes = Vec::new();
     // By server: its first device.
     let mut servers: Vec<(String, &Arc<dyn Device>)> = Vec::new();
     for device in devices {
@@ -88,19 +102,25 @@ pub(super) fn measure(
             servers.push((stats.endpoint, device));
         }
     }
-    let mut links = Vec::new();
-    for (endpoint, device) in &servers {
+    let hosts: Vec<String> = servers.iter().map(|(endpoint, _)| host(endpoint, machine_id(endpoint))).collect();
+    notes.extend(shared_hosts(servers.iter().map(|(endpoint, _)| &**endpoint).zip(&hosts)));
+    let links = repeat(servers.len(), |at| {
+        let (endpoint, device) = &servers[at];
         let speed = LinkSpeed::measure(&***device)?;
         let speed = speed.with_context(|| format!("{endpoint} has no free memory to measure the link"))?;
         let bandwidth = speed.to_device.min(speed.from_device);
         let link = Link { round_trip: speed.round_trip.as_secs_f64(), bandwidth };
-        report(format!("{endpoint}: {}", link_text(&link)));
-        links.push(link);
+        Ok((link.round_trip, link))
+    })?;
+    for ((endpoint, _), rounds) in servers.iter().zip(&links) {
+        report(format!("{endpoint}: {}", link_text(rounds.median()?)));
+        notes.extend(rounds.disagreement(&format!("round trip to {endpoint}")));
     }
     let mut peers = vec![vec![None; servers.len()]; servers.len()];
     for a in 0..servers.len() {
         for b in a + 1..servers.len() {
-            let link = peer_link(&**servers[a].1, &**servers[b].1, [&links[a], &links[b]])?;
+            let clients = [links[a].median()?, links[b].median()?];
+            let link = peer_link(&**servers[a].1, &**servers[b].1, clients)?;
             if let Some(link) = &link {
                 let copy = link.copy_latency * 1e6;
                 report(format!(
@@ -113,30 +133,49 @@ pub(super) fn measure(
             (peers[a][b], peers[b][a]) = (link, link);
         }
     }
-    let mut speeds: Vec<DeviceSpeed> = Vec::new();
-    let endpoint = |device: &Arc<dyn Device>| device.link_stats().map(|stats| stats.endpoint);
-    let cores = shared_cores(devices.iter().map(|device| (device.info().kind, endpoint(device))));
-    for (device, cores) in devices.iter().zip(&cores) {
-        let server = endpoint(device).and_then(|endpoint| servers.iter().position(|(name, _)| *name == endpoint));
-        let (host, round_trip) = match server {
-            Some(server) => (Host::Server(server), links[server].round_trip),
+    let server = |device: &Arc<dyn Device>| {
+        let stats = device.link_stats()?;
+        servers.iter().position(|(endpoint, _)| *endpoint == stats.endpoint)
+    };
+    let this = host("localhost", None);
+    let of_device = |device: &Arc<dyn Device>| server(device).map_or(&this, |server| &hosts[server]);
+    let cores = shared_cores(devices.iter().map(|device| (device.info().kind, of_device(device).as_str())));
+    let speeds = repeat(devices.len(), |at| {
+        let device = &devices[at];
+        let (host, round_trip) = match server(device) {
+            Some(server) => (Host::Server(server), links[server].median()?.round_trip),
             None => (Host::Client, 0.0),
         };
-        let name = &device.info().name;
         let speed = device_speed(&**device, host, round_trip, weight, model);
-        let speed = DeviceSpeed { cores: *cores, ..speed.with_context(|| format!("measuring {name}"))? };
-        report(format!(
-            "{name}: reads {:.1} GB/s of {weight} and {:.1} GB/s of the KV cache, {:.0} and {:.0} G multiply-adds/s with {FEW_COLUMNS} and \
-             {MANY_COLUMNS} columns; {:.1} us for a node, {:.0} us for a run",
+        let speed = speed.with_context(|| format!("measuring {}", device.info().name))?;
+        log::debug!(
+            "{}: {:.2} GB/s of {weight}, {:.1} us for a node",
+            speed.name,
             speed.read_rate / 1e9,
+            speed.node_time * 1e6
+        );
+        let token = model.block_bytes / speed.read_rate + f64::from(model.nodes) * speed.node_time;
+        Ok((token, DeviceSpeed { cores: cores[at], ..speed }))
+    })?;
+    for rounds in &speeds {
+        let (speed, [slowest, fastest]) = (rounds.median()?, rounds.bounds()?);
+        report(format!(
+            "{}: reads {:.1} ({:.1} to {:.1}) GB/s of {weight} and {:.1} GB/s of the KV cache, {:.0} and {:.0} G multiply-adds/s with \
+             {FEW_COLUMNS} and {MANY_COLUMNS} columns; {:.1} us for a node, {:.0} us for a run",
+            speed.name,
+            speed.read_rate / 1e9,
+            slowest.read_rate / 1e9,
+            fastest.read_rate / 1e9,
             speed.kv_read_rate / 1e9,
             speed.few_columns_rate / 1e9,
             speed.many_columns_rate / 1e9,
             speed.node_time * 1e6,
             speed.run_time * 1e6
         ));
-        speeds.push(speed);
+        notes.extend(rounds.disagreement(&speed.name));
     }
+    // By device: the part of its rates that remains while the other devices of its cores work.
+    let mut parts = vec![1.0; devices.len()];
     for at in 0..devices.len() {
         let shares_cores = |&other: &usize| cores[at].is_some() && cores[other] == cores[at];
         let cpus: Vec<usize> = (0..devices.len()).filter(shares_cores).collect();
@@ -144,39 +183,32 @@ pub(super) fn measure(
         if cpus.first() != Some(&at) || cpus.len() < 2 {
             continue;
         }
-        let rates = rates_together(cpus.iter().map(|&cpu| &*devices[cpu]), weight, model.hparams.width)?;
-        for (&cpu, rate) in cpus.iter().zip(rates) {
-            speeds[cpu].together = (rate / speeds[cpu].read_rate).min(1.0);
-            report(format!("{}: {:.2} of that beside the other CPU devices", speeds[cpu].name, speeds[cpu].together));
+        let together = repeat(1, |_| {
+            let rates = rates_together(cpus.iter().map(|&cpu| &*devices[cpu]), weight, model.hparams.width)?;
+            Ok((1.0 / rates.iter().sum::<f64>(), rates))
+        })?;
+        for (&cpu, rate) in cpus.iter().zip(together[0].median()?) {
+            let alone = speeds[cpu].median()?;
+            parts[cpu] = (rate / alone.read_rate).min(1.0);
+            report(format!("{}: {:.2} of that beside the other CPU devices", alone.name, parts[cpu]));
         }
     }
-    Ok(Machine::new(speeds, links, peers, WITHIN_HOST)?)
-}
-
-/// By device: for CPU devices, the number of their machine, which those of this process, and of all servers at one address, have in
-/// common. `devices` has the kind of each, and the endpoint of its server.
-fn shared_cores(devices: impl Iterator<Item = (DeviceKind, Option<String>)>) -> Vec<Option<usize>> {
-    let mut machines = Vec::new();
-    let number = |(kind, endpoint): (DeviceKind, Option<String>)| {
-        if kind != DeviceKind::Cpu {
-            return None;
-        }
-        let machine = endpoint.as_deref().and_then(other_machine);
-        machines.iter().position(|known| *known == machine).or_else(|| {
-            machines.push(machine);
-            Some(machines.len() - 1)
-        })
+    let machine = |speeds: Vec<DeviceSpeed>, links: Vec<Link>| {
+        let with_part = |(speed, &together): (DeviceSpeed, &f64)| DeviceSpeed { together, ..speed };
+        Machine::new(speeds.into_iter().zip(&parts).map(with_part).collect(), links, peers.clone(), WITHIN_HOST)
     };
-    devices.map(number).collect()
+    let bound = |at: usize| -> anyhow::Result<Machine> { Ok(machine(bounds(&speeds, at)?, bounds(&links, at)?)?) };
+    let machine = machine(medians(&speeds)?, medians(&links)?)?.with_bounds(bound(0)?, bound(1)?);
+    Ok(Measured { machine, notes })
 }
 
-/// The name or address of an endpoint `host:port`; `None` for this machine. Two names of one machine are taken for two machines.
-fn other_machine(endpoint: &str) -> Option<String> {
-    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let is_this =
-        host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback());
-    (!is_this).then(|| host.to_ascii_lowercase())
+fn medians<T: Clone>(all: &[Rounds<T>]) -> anyhow::Result<Vec<T>> {
+    all.iter().map(|rounds| rounds.median().cloned()).collect()
+}
+
+fn bounds<T: Scale>(all: &[Rounds<T>], at: usize) -> anyhow::Result<Vec<T>> {
+    let bound = |rounds: &Rounds<T>| rounds.bounds()?.into_iter().nth(at).context("one of two bounds");
+    all.iter().map(bound).collect()
 }
 
 /// By device: bytes of weights per second that it reads while the others do, too.
@@ -187,8 +219,12 @@ fn rates_together<'a>(
 ) -> anyhow::Result<Vec<f64>> {
     let devices: Vec<_> = devices.collect();
     std::thread::scope(|scope| {
-        let run =
-            |&device| scope.spawn(move || Bench::new(device)?.read_rate(&Weights::for_device(device, weight, width)?));
+        let run = |&device| {
+            scope.spawn(move || {
+                let bench = Bench { batch_time: TOGETHER_BATCH_TIME, ..Bench::new(device)? };
+                { bench }.read_rate(&Weights::for_device(device, weight, width)?)
+            })
+        };
         let running: Vec<_> = devices.iter().map(run).collect();
         let joined =
             running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))));
@@ -304,11 +340,12 @@ fn sums(width: usize, nodes: usize) -> anyhow::Result<Graph> {
 struct Bench<'a> {
     queue: Box<dyn Queue>,
     device: &'a dyn Device,
+    batch_time: Duration,
 }
 
 impl<'a> Bench<'a> {
     fn new(device: &'a dyn Device) -> anyhow::Result<Bench<'a>> {
-        Ok(Bench { queue: device.queue(&MemoryBudget::new(u64::MAX))?, device })
+        Ok(Bench { queue: device.queue(&MemoryBudget::new(u64::MAX))?, device, batch_time: BATCH_TIME })
     }
 
     /// Bytes of weights per second of products of one column.
@@ -391,7 +428,7 @@ impl<'a> Bench<'a> {
         // The first run may compile, and repacks the weights.
         self.time(&program, &bindings, 1)?;
         let one = median(&mut self.times(&program, &bindings, 1)?);
-        let count = (BATCH_TIME.as_secs_f64() / one.max(1e-9)).clamp(2.0, MAX_RUNS as f64) as usize;
+        let count = (self.batch_time.as_secs_f64() / one.max(1e-9)).clamp(2.0, MAX_RUNS as f64) as usize;
         // The difference leaves out the round trip that ends a batch.
         let many = median(&mut self.times(&program, &bindings, 1 + count)?);
         Ok((((many - one) / count as f64).max(1e-9), one))
@@ -463,22 +500,6 @@ mod tests {
     use crate::model::tests::toy::ToyModel;
     use fanout::device::noop::NoopDevice;
 
-    #[test]
-    fn servers_at_one_address_share_cores() {
-        let devices = [
-            (DeviceKind::Cpu, None),
-            (DeviceKind::Cpu, Some("a:1")),
-            (DeviceKind::Cpu, Some("[::1]:1")),
-            (DeviceKind::Cpu, Some("A:2")),
-            (DeviceKind::Gpu, Some("a:2")),
-            (DeviceKind::Cpu, Some("localhost:50052")),
-            (DeviceKind::Cpu, Some("127.8.0.1:1")),
-            (DeviceKind::Cpu, Some("10.0.0.1:1")),
-        ];
-        let devices = devices.into_iter().map(|(kind, endpoint)| (kind, endpoint.map(str::to_owned)));
-        assert_eq!(shared_cores(devices), [Some(0), Some(1), Some(0), Some(1), None, Some(0), Some(0), Some(2)]);
-    }
-
     /// The rule of support panics, so that a device which is measured fails the test.
     #[test]
     fn too_many_devices_are_refused_before_any_is_measured() {
@@ -487,8 +508,9 @@ mod tests {
         for count in [0, MAX_DEVICES + 1] {
             let devices: Vec<_> = (0..count).map(unused).collect();
             let cache = CacheOptions { groups: 1, cells: 256, dtype: DType::F16, flash_attn: true };
-            let model = ModelShape { hparams: &hparams, cache: &cache, nodes: 1 };
-            let error = measure(&devices, DType::F32, &model, &|line| panic!("{line}")).unwrap_err();
+            let model = ModelShape { hparams: &hparams, cache: &cache, nodes: 1, block_bytes: 1.0 };
+            let measured = measure(&devices, DType::F32, &model, &|_| None, &|line| panic!("{line}"));
+            let error = measured.err().unwrap();
             assert_eq!(error.downcast_ref(), Some(&PlannerError::Devices(count)));
         }
     }

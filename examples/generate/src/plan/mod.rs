@@ -2,7 +2,9 @@
 
 mod admission;
 mod command;
+mod machines;
 mod measure;
+mod repeat;
 mod sample_block;
 mod sizes;
 mod table;
@@ -14,9 +16,11 @@ use crate::model::CacheOptions;
 use crate::report::PredictedRates;
 use crate::session::DeviceOpener;
 use admission::{AdmittedPlacement, PlanInputs};
+use anyhow::Context;
 use fanout::device::{Device, DeviceKind, MappedFile};
 use fanout::gguf::Gguf;
 use fanout::sched::planner::{Candidate, Choice, Goal, MIN_GAIN, Machine, Stage, Workload};
+use measure::Measured;
 use std::io::Write;
 use std::sync::Arc;
 use std::thread::available_parallelism;
@@ -78,19 +82,23 @@ impl Plan {
             result_bytes: BYTES_FROM_DEVICES,
             goal: Goal::DecodeRate,
         };
-        let devices = DeviceOpener::new(args)?.open(args)?;
+        let opener = DeviceOpener::new(args)?;
+        let devices = opener.open(args)?;
         let report = |line: String| {
             if !args.json {
                 console::message(line);
             }
         };
-        let nodes = sizes.blocks.first().map_or(1, |block| block.nodes);
-        let shape = measure::ModelShape { hparams, cache: &cache, nodes };
-        let machine = measure::measure(&devices, weight_type, &shape, &report)?;
+        let block = sizes.blocks.first().context("the model has no blocks")?;
+        let block_bytes = (block.weight_bytes - block.expert_bytes + block.routed_bytes) as f64;
+        let shape = measure::ModelShape { hparams, cache: &cache, nodes: block.nodes, block_bytes };
+        let machine_id = |endpoint: &str| opener.machine_id(endpoint);
+        let Measured { machine, notes: differences } =
+            measure::measure(&devices, weight_type, &shape, &machine_id, &report)?;
         let inputs = PlanInputs { args, file, gguf, hparams, prompt, devices: &devices };
         let AdmittedPlacement { choice, args: chosen, kept, notes: admission } =
             inputs.choose(&machine, &sizes, &workload)?;
-        let notes: Vec<String> = small_gain(&choice).into_iter().chain(admission).collect();
+        let notes: Vec<String> = differences.into_iter().chain(undecided(&choice)).chain(admission).collect();
         if args.auto && args.json && chosen.weights != args.weights {
             log::warn!(
                 "the weights of CPU devices stay in the mapped file: predicted rates hold while the system keeps it in memory"
@@ -129,14 +137,23 @@ impl Plan {
     }
 }
 
-/// Why a placement of a higher rate is not chosen, if there is one.
-fn small_gain(choice: &Choice) -> Option<String> {
-    let is_faster = |other: &Candidate| other.prediction.decode_rate > choice.best.prediction.decode_rate;
+/// Why a placement of a higher rate, or on other devices, is not chosen, if there is one.
+fn undecided(choice: &Choice) -> Option<String> {
+    let rate = |candidate: &Candidate| candidate.prediction.decode_rate;
+    let highest = choice.runners_up.iter().map(rate).fold(0.0, f64::max);
+    if highest >= (1.0 + MIN_GAIN) * rate(&choice.best) {
+        let note = "no difference measured between the chosen placement and one of a higher rate, on more devices: their ranges overlap";
+        return Some(note.to_owned());
+    }
+    if choice.best.is_tied {
+        let note = "no difference measured between the chosen devices and as many others: their ranges overlap, and those that are listed first are chosen";
+        return Some(note.to_owned());
+    }
     let note = format!(
         "a placement of a higher rate gains less than {:.0} %, which is within the error of predictions: the chosen one needs fewer devices",
         100.0 * MIN_GAIN
     );
-    choice.runners_up.iter().any(is_faster).then_some(note)
+    (highest > rate(&choice.best)).then_some(note)
 }
 
 /// The devices of a placement, in the order of its stages and ranks.

@@ -45,6 +45,7 @@ impl Plan {
         json!({
             "stages": candidate.stages.iter().map(stage).collect::<Vec<_>>(),
             "gen_tok_s": prediction.decode_rate,
+            "gen_tok_s_range": decode_range(candidate),
             "prompt_tok_s": prediction.prompt_rate,
             "request_s": prediction.request_time(&self.workload),
             "load_s": prediction.load_time,
@@ -55,6 +56,11 @@ impl Plan {
     fn name(&self, device: usize) -> &str {
         device_name(&self.machine, device)
     }
+}
+
+/// Decoded tokens per second on the slowest and on the fastest devices that the measurements permit.
+fn decode_range(candidate: &Candidate) -> [f64; 2] {
+    candidate.range.each_ref().map(|prediction| prediction.decode_rate)
 }
 
 fn device_name(machine: &Machine, device: usize) -> &str {
@@ -77,13 +83,15 @@ pub(super) fn placement_text(machine: &Machine, stages: &[Stage]) -> String {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let best = &self.choice.best;
-        writeln!(f, "  decode      prompt      load    placement")?;
-        writeln!(f, "  tok/s       tok/s       s")?;
+        writeln!(f, "  decode                 prompt      load    placement")?;
+        writeln!(f, "  tok/s                  tok/s       s")?;
         for (number, candidate) in [best].into_iter().chain(&self.choice.runners_up).take(ROWS).enumerate() {
             let (mark, prediction) = (if number == 0 { '*' } else { ' ' }, &candidate.prediction);
             let (decode, prompt, load) = (prediction.decode_rate, prediction.prompt_rate, prediction.load_time);
             let placement = placement_text(&self.machine, &candidate.stages);
-            writeln!(f, "{mark} {decode:<11.2} {prompt:<11.1} {load:<7.1} {placement}")?;
+            let [slowest, fastest] = decode_range(candidate);
+            let decode = format!("{decode:.2} ({slowest:.2}-{fastest:.2})");
+            writeln!(f, "{mark} {decode:<22} {prompt:<11.1} {load:<7.1} {placement}")?;
         }
         writeln!(f, "chosen: {}: {}", placement_text(&self.machine, &best.stages), self.choice.reason)?;
         for (device, bytes) in self.machine.devices().iter().zip(&best.prediction.memory) {

@@ -4,7 +4,7 @@ use crate::args::Args;
 use crate::servers::{Servers, SystemResolver};
 use fanout::device::Device;
 use fanout::registry::{Options, Registry, RegistryError};
-use fanout::rpc::client::{self, ConnectError};
+use fanout::rpc::client::{self, ConnectError, Endpoint};
 use fanout::rpc::keys::{Certificate, SecretKey};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,6 +53,12 @@ impl DeviceOpener {
             list
         });
         Ok(self.registry.open(&list, &self.options)?)
+    }
+
+    /// The identity of the machine of a server, if the server tells it.
+    pub(crate) fn machine_id(&self, endpoint: &str) -> Option<String> {
+        let status = Endpoint::connect(endpoint, &self.options.rpc).ok()?.status().ok()?;
+        Some(status.machine).filter(|id| !id.is_empty())
     }
 
     /// Reopens the devices `names` of the lost server `lost`, on this server or the one that takes its place. Returns that server,

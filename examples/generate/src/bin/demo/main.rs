@@ -1,5 +1,6 @@
-//! The demo: runs a model on one device, on two devices of one server and on two servers, kills a server on the way, and compares
-//! tokens and speeds. It needs no other program than `rpc-server`, and makes its model itself.
+//! The demo: runs a model on one device with all cores, on two devices with half the cores each, and on two servers, of which one is
+//! killed on the way; compares tokens and speeds. It needs no other program and no file: its servers are processes of this program, and
+//! it makes its model itself.
 
 mod model_file;
 mod run;
@@ -11,36 +12,50 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use generate::console;
+use fanout::device::MappedFile;
+use fanout::gguf::Gguf;
+use generate::console::{self, TextWriter};
 use generate::report::Report;
+use generate::tokenizer::{DecodeStream, Tokenizer};
 
 use model_file::ModelFile;
-use run::Job;
-use server::Server;
+use run::{Job, KILL_AFTER, PREDICT};
+use server::{Serve, ServerProcess};
 
-/// Runs a model on one device, on two devices of one server, and on two servers, one of which is killed on the way; compares
+/// Length of the prompt of a model with random weights, in tokens.
+const PROMPT_TOKENS: u32 = 128;
+
+/// The prompt of `--model`, which the model continues.
+const PROMPT: &str = "The village lay between the mountains and the sea. In winter the road was closed by snow, and the only way \
+    out was by boat. Every morning the baker lit his oven before sunrise, the fishermen mended their nets in the harbour, and the \
+    children walked to the small school on the hill. One day in spring, a stranger came down the road with a heavy suitcase, and \
+    everybody in the village wanted to know what was in it. The children followed him to the inn, where he";
+
+/// Runs a model on one device, on two devices with half the cores each, and on two servers, one of which is killed on the way; compares
 /// their tokens and speeds.
 #[derive(Debug, Parser)]
-#[command(name = "demo", version, max_term_width = 100)]
+#[command(name = "demo", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
 struct Args {
-    /// The two devices of each server, as for --device of rpc-server: 0,1 for two GPUs; 0,0 for one GPU as two devices.
+    #[command(subcommand)]
+    serve: Option<Serve>,
+
+    /// The two devices, one for each server, as for --device of generate: 0,1 for two GPUs; 0,0 for one GPU as two devices.
     #[arg(short, long, value_name = "LIST", default_value = "CPU,CPU", value_parser = two_devices)]
     device: String,
 
+    /// A model of yours (GGUF), whose text is shown, instead of one with random weights.
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+
     /// Use a model of 3 MB instead of 300 MB: a quick test, in which more devices are not faster.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "model")]
     tiny: bool,
 
-    /// The program rpc-server [default: the one beside this program].
-    #[arg(long, value_name = "FILE")]
-    server: Option<PathBuf>,
-
-    /// Folder in which the model is kept for the next time.
+    /// Folder in which the model with random weights is kept for the next time.
     #[arg(long, value_name = "DIR", default_value = "target/demo")]
     folder: PathBuf,
 }
 
-/// Each server has two devices, so that it can be compared with two servers.
 fn two_devices(list: &str) -> Result<String, String> {
     let names: Vec<&str> = list.split(',').collect();
     if names.len() == 2 && !names.contains(&"") {
@@ -52,6 +67,9 @@ fn two_devices(list: &str) -> Result<String, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(serve) = &args.serve {
+        return serve.main();
+    }
     // The table says that a server was killed and how long the recovery took; between its lines, messages about that would be noise.
     console::keep_messages();
     match run(&args) {
@@ -65,47 +83,78 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints a line. The reader may have closed standard output.
+/// Prints a line, off which progress bars are taken. The reader may have closed standard output.
 fn print(line: &str) -> anyhow::Result<()> {
-    writeln!(io::stdout(), "{line}").context("cannot write to standard output")
+    Ok(console::bars().suspend(|| writeln!(TextWriter, "{line}"))?)
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    let program = server_program(args.server.as_deref())?;
-    // Half of the cores for a device: two devices then have all of them, and the speeds show what the second half adds.
-    let threads = (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1);
-    let start = || Server::start(&program, &args.device, threads);
-    let servers = [start()?, start()?];
-    let [first, second] = &servers;
-    print(&format!("2 servers on this machine, each with the devices {} (threads of a CPU: {threads})", args.device))?;
-    let (model, folder) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, args.folder.display());
-    // Before the model is made, which takes seconds.
-    print(&format!("1 model of {model}, in {folder}\n"))?;
-    let path = model.make(&args.folder).with_context(|| format!("the model in {folder}"))?;
-
-    let two_servers = vec![first.device(0), second.device(1)];
+    // Two devices of half the cores have as many threads as the one device, so that the speeds show what the division costs.
+    let half = (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1);
+    let all = (2 * half).min(std::thread::available_parallelism().map_or(1, usize::from));
+    let (first, second) = args.device.split_once(',').context("two devices")?;
+    let (path, prompt) = model(args)?;
+    let servers = [ServerProcess::start(first, half)?, ServerProcess::start(second, half)?];
+    let on_servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+    let two = vec![first.to_owned(), second.to_owned()];
+    let [_, killed] = servers;
+    let is_cpu = args.device == "CPU,CPU";
     let rows = [
-        ("one device", vec![first.device(0)], false),
-        ("two devices, one server", vec![first.device(0), first.device(1)], false),
-        ("two servers", two_servers.clone(), false),
-        ("two servers, one killed", two_servers, true),
+        (if is_cpu { "one device, all cores" } else { "one device" }, vec![first.to_owned()], all, None),
+        (if is_cpu { "two devices, half each" } else { "two devices" }, two, half, None),
+        ("two servers", on_servers.clone(), half, None),
+        ("two servers, one killed", on_servers, half, Some(killed)),
     ];
     print(&line(["", "same tokens", "prompt, tok/s", "decode, tok/s", "recovery, s"]))?;
-    let mut one: Option<Report> = None;
-    let mut differing = Vec::new();
-    for (name, devices, kills) in rows {
-        let kill = if kills { Some(second.worker()?) } else { None };
-        let report = Job { model: path.clone(), devices, kill }.run().with_context(|| format!("{name} failed"))?;
-        ensure!(!kills || report.losses.servers > 0, "{name}: the run did not notice that the worker was killed");
-        let same = one.as_ref().map(|one| one.tokens == report.tokens);
-        print(&row(name, same, &report, one.as_ref()))?;
-        if same == Some(false) {
-            differing.push(name);
-        }
-        one.get_or_insert(report);
+    let mut reports: Vec<Report> = Vec::new();
+    for (name, devices, threads, kill) in rows {
+        let kills = kill.is_some();
+        let job = Job { name, model: path.clone(), prompt: prompt.clone(), devices, threads, kill };
+        let report = job.run().with_context(|| format!("{name} failed"))?;
+        ensure!(!kills || report.losses.servers > 0, "{name}: the run did not notice that the server was killed");
+        print(&row(name, &report, reports.first()))?;
+        reports.push(report);
     }
-    ensure!(differing.is_empty(), "other tokens than on one device: {}", differing.join("; "));
+    print(&summary(&reports))?;
+    if args.model.is_some() {
+        print(&format!("\n{PROMPT}{}", text(&path, &reports)?))?;
+    } else {
+        let differs = reports.iter().any(|report| report.tokens != reports[0].tokens);
+        ensure!(!differs, "other tokens than on one device");
+    }
     Ok(())
+}
+
+/// The path of the model, and the tokens of the prompt.
+fn model(args: &Args) -> anyhow::Result<(PathBuf, Vec<u32>)> {
+    if let Some(path) = &args.model {
+        print(&format!("model: {}\n", path.display()))?;
+        let tokens = with_tokenizer(path, |tokenizer| Ok(tokenizer.encode(PROMPT)?));
+        return Ok((path.clone(), tokens.with_context(|| path.display().to_string())?));
+    }
+    let (model, folder) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, args.folder.display());
+    // Before the model is made, which takes seconds.
+    print(&format!("model: {model}, in {folder}\n"))?;
+    let path = model.make(&args.folder).with_context(|| format!("the model in {folder}"))?;
+    // Any tokens will do, because the weights are random.
+    Ok((path, (0..PROMPT_TOKENS).map(|i| i * 7919 % model.vocab()).collect()))
+}
+
+fn with_tokenizer<T>(path: &Path, read: impl FnOnce(&Tokenizer) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let file = MappedFile::open(path)?;
+    read(&Tokenizer::read(&Gguf::parse(file.bytes())?.metadata)?)
+}
+
+/// The text that the model has written on one device, up to its end token.
+fn text(path: &Path, reports: &[Report]) -> anyhow::Result<String> {
+    with_tokenizer(path, |tokenizer| {
+        let mut stream = DecodeStream::new(tokenizer);
+        let tokens = reports.first().map_or(&[][..], |report| &report.tokens);
+        let mut text: String =
+            tokens.iter().take_while(|&&token| !tokenizer.is_end(token)).map(|&token| stream.push(token)).collect();
+        text.push_str(stream.finish());
+        Ok(text)
+    })
 }
 
 /// A line of the table, at most 80 characters.
@@ -114,8 +163,11 @@ fn line([name, same, prompt, decode, lost]: [&str; 5]) -> String {
 }
 
 /// The line of a run. The factors compare with the run `one`, on one device.
-fn row(name: &str, same: Option<bool>, report: &Report, one: Option<&Report>) -> String {
-    let same = same.map_or("", |same| if same { "yes" } else { "NO" });
+fn row(name: &str, report: &Report, one: Option<&Report>) -> String {
+    let same = one.map_or_else(String::new, |one| match common(&one.tokens, &report.tokens) {
+        PREDICT => "yes".to_owned(),
+        count => format!("first {count}"),
+    });
     let rate = |rate: fn(&Report) -> Option<f64>| {
         let (rate, of_one) = (rate(report).unwrap_or(0.0), one.and_then(rate));
         let factor = of_one.map_or_else(String::new, |one| format!("({:.2}x)", rate / one));
@@ -124,19 +176,34 @@ fn row(name: &str, same: Option<bool>, report: &Report, one: Option<&Report>) ->
     };
     let lost =
         if report.losses.servers > 0 { format!("{:.2}", report.losses.time.as_secs_f64()) } else { String::new() };
-    line([name, same, &rate(Report::prompt_rate), &rate(Report::decode_rate), &lost])
+    line([name, &same, &rate(Report::prompt_rate), &rate(Report::decode_rate), &lost])
 }
 
-/// The program of `--server`, or the one beside this program.
-fn server_program(named: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let program = match named {
-        Some(program) => program.to_owned(),
-        None => std::env::current_exe().context("the path of this program")?.with_file_name("rpc-server"),
+/// How many tokens are the same, from the first on.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// What the table shows, in words.
+fn summary(reports: &[Report]) -> String {
+    let [one, devices, servers, killed] = reports else { return String::new() };
+    let same = reports.iter().map(|report| common(&one.tokens, &report.tokens)).min().unwrap_or(0);
+    let tokens = if same == PREDICT {
+        format!(
+            "Tokens: the same {PREDICT} on one device, two devices and two servers, also when one server is killed."
+        )
+    } else {
+        format!(
+            "Tokens: the first {same} of {PREDICT} are the same. Sums of quantised weights round differently when divided."
+        )
     };
-    ensure!(
-        program.is_file(),
-        "there is no program {}: build it with `cargo build --release --bin rpc-server`, or name it with --server",
-        program.display()
-    );
-    Ok(program)
+    let millis = |report: &Report| report.decode_rate().map_or(0.0, |rate| 1e3 / rate);
+    format!(
+        "\n{tokens}\nNetwork: a decoded token takes {:.1} ms on two devices of one process and {:.1} ms on two servers.\nRecovery: \
+         {:.2} s from the loss of a server to the next token: a new process, its weights, and {} tokens again.",
+        millis(devices),
+        millis(servers),
+        killed.losses.time.as_secs_f64(),
+        killed.prompt.len() + KILL_AFTER - 1,
+    )
 }

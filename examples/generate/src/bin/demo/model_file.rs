@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use fanout::gguf::Writer;
 use fanout::tensor::DType;
 use fanout::tensor::quant::quantiser;
+use generate::progress::{Progress, Unit};
 
 /// Seed of the weights.
 const SEED: u32 = 1;
@@ -58,8 +59,12 @@ impl Weight {
 }
 
 impl ModelFile {
-    /// 300 MB: large enough that reading the weights takes longer than the exchange of partial sums, so that two devices are faster
-    /// than one.
+    /// Number of tokens.
+    pub fn vocab(&self) -> u32 {
+        self.vocab
+    }
+
+    /// 300 MB: large enough that reading the weights takes longer than the exchange of partial sums.
     pub const FULL: ModelFile =
         ModelFile { name: "full", layers: 5, width: 1536, heads: 24, kv_heads: 8, ff: 4096, vocab: 8192 };
 
@@ -158,11 +163,15 @@ impl ModelFile {
         let mut out = BufWriter::new(file);
         out.write_all(head)?;
         let mut random = fastrand::Rng::with_seed(SEED.into());
-        for weight in self.weights() {
+        let weights = self.weights();
+        let progress =
+            Progress::new(true).start("making the model", Unit::Bytes, weights.iter().map(Weight::bytes).sum());
+        for weight in weights {
             let data = weight.data(&mut random).context("the type of the weights has no quantiser (a bug)")?;
             // No padding is needed between tensors.
             ensure!(data.len().is_multiple_of(32), "{} ends at an unaligned byte (a bug)", weight.name);
             out.write_all(&data)?;
+            progress.add(weight.bytes());
         }
         Ok(out.flush()?)
     }

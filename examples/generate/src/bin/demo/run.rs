@@ -11,30 +11,33 @@ use fanout::gguf::Gguf;
 use generate::args::Args;
 use generate::hparams::HParams;
 use generate::link_traffic::Phase;
+use generate::progress::{Progress, Unit};
 use generate::report::Report;
 use generate::session::Session;
 
-use crate::server;
-
-/// Length of the prompt in tokens.
-const PROMPT: u32 = 128;
+use crate::server::ServerProcess;
 
 /// Number of tokens to generate.
-const PREDICT: usize = 64;
+pub const PREDICT: usize = 64;
 
-/// The number of tokens after which a worker is killed.
-const KILL_AFTER: usize = PREDICT / 4;
+/// The number of tokens after which a server is killed.
+pub const KILL_AFTER: usize = PREDICT / 4;
 
 /// How long a run may take. Without an optimised build, one takes about a minute.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What to run.
 pub struct Job {
+    /// For the progress bar.
+    pub name: &'static str,
     pub model: PathBuf,
+    pub prompt: Vec<u32>,
     /// Names of devices, all of which compute each layer together.
     pub devices: Vec<String>,
-    /// The process to kill in mid-run: the worker of a server.
-    pub kill: Option<u32>,
+    /// Threads of each CPU device of this process.
+    pub threads: usize,
+    /// The server to kill in mid-run.
+    pub kill: Option<ServerProcess>,
 }
 
 impl Job {
@@ -57,26 +60,26 @@ impl Job {
         let file = MappedFile::open(&self.model)?;
         let gguf = Gguf::parse(file.bytes())?;
         let hparams = HParams::read(&gguf.metadata)?;
-        // Any tokens will do, because the weights are random.
-        let prompt: Vec<u32> = (0..PROMPT).map(|i| i * 7919 % hparams.vocab as u32).collect();
-        let mut session = Session::new(&args, &file, &gguf, &hparams, prompt.len())?;
+        let mut session = Session::new(&args, &file, &gguf, &hparams, self.prompt.len())?;
         let load = session.load()?;
-        session.warm_up(&prompt)?;
+        session.warm_up(&self.prompt)?;
         session.begin_phase(Phase::Prompt);
         let (mut token, mut tokens) = (0, Vec::new());
         let prompt_time = session.timed(|session| {
-            token = session.append(&prompt)?;
+            token = session.append(&self.prompt)?;
             Ok(())
         })?;
         session.begin_phase(Phase::Decode);
         let (mut decode_time, mut decoded) = (Duration::ZERO, 0);
+        let progress = Progress::new(true).start(self.name, Unit::Tokens, PREDICT as u64);
         loop {
             tokens.push(token);
+            progress.add(1);
             if tokens.len() == PREDICT {
                 break;
             }
-            if let Some(worker) = self.kill.filter(|_| tokens.len() == KILL_AFTER) {
-                server::kill(worker)?;
+            if let Some(server) = self.kill.as_ref().filter(|_| tokens.len() == KILL_AFTER) {
+                server.kill_and_restart()?;
             }
             decode_time += session.timed(|session| {
                 token = session.append(&[token])?;
@@ -84,15 +87,16 @@ impl Job {
             })?;
             decoded += 1;
         }
+        let prompt = self.prompt.clone();
         Ok(Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..session.report()? })
     }
 
     /// The options of the session, as `generate` takes them.
     fn args(&self) -> anyhow::Result<Args> {
         let (model, devices, predict) = (self.model.as_os_str(), self.devices.join(","), PREDICT.to_string());
-        let options =
-            ["--tokens=0", "--json", "--retry", "--split=tensor", "--kv-type=f32", "--predict", &predict, "--device"];
-        let options = options.into_iter().chain([&*devices]).map(AsRef::as_ref);
+        let threads = self.threads.to_string();
+        let options = ["--tokens=0", "--temp=0", "--retry", "--split=tensor", "--kv-type=f32", "--predict", &predict];
+        let options = options.into_iter().chain(["--threads", &threads, "--device", &*devices]).map(AsRef::as_ref);
         Args::try_parse_from(["generate".as_ref(), model].into_iter().chain(options)).context("options of the run")
     }
 }

@@ -1,123 +1,139 @@
-//! A server as a child process, which ends with this program.
+//! A server as a child process: this program again, with the hidden subcommand `serve`.
 
-use std::cell::RefCell;
 use std::fmt;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use fanout::registry::{Options, Registry};
+use fanout::rpc::server::{Config, Server};
 
-/// How long a server may take until it serves, and until its supervisor has replaced a worker.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// The shell that starts the server `"$@"` and kills it when the shell's standard input ends. That is a pipe from this program, which
-/// the kernel closes however this program ends, also by a signal. A guard that kills in `drop` would not run then. The shell ignores
-/// the signals of a terminal (Ctrl-C, Ctrl-\, its end), so that it does not end before the server.
-const WATCHDOG: &str = r#"trap '' INT QUIT HUP TERM; "$@" 2>&1 & exec >&-; read -r end; kill -9 $!; wait $!"#;
+/// Start of the line by which a server reports its address.
+const LISTENING: &str = "listening on ";
 
-/// A running server. It is killed when dropped.
-pub struct Server {
-    shell: Child,
-    /// `host:port`.
-    address: String,
-    output: RefCell<Output>,
+/// What a server process is started with.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Serve {
+    /// Serve a device until standard input ends.
+    #[command(hide = true)]
+    Serve {
+        /// The device.
+        device: String,
+        /// Threads of a CPU device.
+        threads: usize,
+        /// The port; 0: any free one.
+        port: u16,
+    },
 }
 
-/// The lines that a server has printed.
-struct Output {
-    lines: Receiver<String>,
-    seen: Vec<String>,
-}
-
-impl Output {
-    /// The last line for which `parse` has a value; waits for the first one.
-    fn last<T>(&mut self, parse: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
-        let until = Instant::now() + START_TIMEOUT;
-        loop {
-            self.seen.extend(self.lines.try_iter());
-            if let Some(found) = self.seen.iter().rev().find_map(|line| parse(line)) {
-                return Ok(found);
-            }
-            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.seen.push(line),
-                Err(RecvTimeoutError::Timeout) => {
-                    bail!("a server does not serve after {START_TIMEOUT:?}; it printed:\n{}", self.seen.join("\n"))
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    bail!("a server has ended; it printed:\n{}", self.seen.join("\n"))
-                }
-            }
-        }
+impl Serve {
+    /// Serves. Standard input is a pipe from the demo, which the kernel closes however the demo ends, also by a signal: no server
+    /// survives it.
+    ///
+    /// # Errors
+    /// A device that cannot be opened, or a port that is in use.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let Serve::Serve { device, threads, port } = self;
+        let devices = Registry::detect().open(device, &Options::default().with_threads(Some(*threads)))?;
+        // The servers add partial sums between them.
+        let config = Config::default().with_peers(vec!["127.0.0.1:*".parse()?]);
+        let server = Server::bind(&LOCALHOST.to_string(), *port, devices, config)?;
+        std::thread::spawn(|| {
+            // An error ends the demo's side, too.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            std::process::exit(0);
+        });
+        writeln!(io::stdout(), "{LISTENING}{}", server.local_addr())?;
+        bail!("the server ended: {:?}", server.run())
     }
-}
 
-impl Server {
-    /// Starts `program` on a free port with these devices, and waits until it serves.
-    pub fn start(program: &Path, devices: &str, threads: usize) -> anyhow::Result<Server> {
-        let mut shell = Command::new("sh")
-            .args(["-c", WATCHDOG, "sh"])
-            .arg(program)
-            .args(["--port", "0", "--device", devices, "--threads", &threads.to_string()])
-            // The servers add partial sums between them.
-            .args(["--peer", "127.0.0.1:*"])
-            // At this level, the supervisor prints the process id of each worker.
-            .env("RUST_LOG", "warn,rpc_server::supervisor=debug")
+    /// As [`Serve::run`]. An error goes to standard output, which the demo reads.
+    pub fn main(&self) -> ExitCode {
+        if let Err(error) = self.run() {
+            let _ = writeln!(io::stdout(), "{error:#}");
+        }
+        ExitCode::FAILURE
+    }
+
+    /// Starts the process, and waits until it serves.
+    fn start(&self) -> anyhow::Result<(Child, SocketAddr)> {
+        let Serve::Serve { device, threads, port } = self;
+        let mut child = Command::new(std::env::current_exe().context("the path of this program")?)
+            .args(["serve", device, &threads.to_string(), &port.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .spawn()
-            .context("cannot start sh, which starts the server")?;
-        let (sender, lines) = mpsc::channel();
-        if let Some(stdout) = shell.stdout.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    // The receiver is gone: the server is being killed.
-                    let _ = sender.send(line);
-                }
-            });
+            .context("cannot start a server")?;
+        let mut line = String::new();
+        if let Some(stdout) = &mut child.stdout {
+            BufReader::new(stdout).read_line(&mut line)?;
         }
-        let output = RefCell::new(Output { lines, seen: Vec::new() });
-        let mut server = Server { shell, address: String::new(), output };
-        server.address = server.output.get_mut().last(|line| {
-            let address = line.strip_prefix("listening on ")?.split(' ').next()?;
-            Some(address.to_owned())
-        })?;
-        Ok(server)
-    }
-
-    /// The name of one of its devices.
-    pub fn device(&self, number: usize) -> String {
-        format!("{self}/{number}")
-    }
-
-    /// The process id of the worker that serves now.
-    pub fn worker(&self) -> anyhow::Result<u32> {
-        self.output.borrow_mut().last(|line| {
-            let (_, rest) = line.split_once("supervisor: worker ")?;
-            rest.strip_suffix(" starts")?.parse().ok()
-        })
+        match line.trim_end().strip_prefix(LISTENING) {
+            Some(address) => Ok((child, address.parse().context("the address of a server")?)),
+            None => {
+                // It has ended.
+                let _ = child.wait();
+                bail!("a server does not serve: {}", line.trim_end())
+            }
+        }
     }
 }
 
-impl fmt::Display for Server {
+/// A running server. Its process is killed when the last clone is dropped.
+#[derive(Clone)]
+pub struct ServerProcess {
+    address: SocketAddr,
+    process: Arc<Mutex<Process>>,
+}
+
+struct Process {
+    serve: Serve,
+    child: Child,
+}
+
+impl ServerProcess {
+    /// Starts a server for `device`, and waits until it serves.
+    pub fn start(device: &str, threads: usize) -> anyhow::Result<ServerProcess> {
+        let (child, address) = Serve::Serve { device: device.to_owned(), threads, port: 0 }.start()?;
+        let serve = Serve::Serve { device: device.to_owned(), threads, port: address.port() };
+        Ok(ServerProcess { address, process: Arc::new(Mutex::new(Process { serve, child })) })
+    }
+
+    /// Kills the process (SIGKILL), and starts another one on the same port, as a service manager does: in the background, so that the
+    /// client meets a closed port first.
+    pub fn kill_and_restart(&self) -> anyhow::Result<()> {
+        let process = Arc::clone(&self.process);
+        let mut killed = process.lock().unwrap_or_else(PoisonError::into_inner);
+        killed.child.kill().context("cannot kill a server")?;
+        killed.child.wait()?;
+        drop(killed);
+        std::thread::spawn(move || {
+            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+            // Without a new server, the client's attempts to connect end in an error.
+            if let Ok((child, _)) = process.serve.start() {
+                process.child = child;
+            }
+        });
+        Ok(())
+    }
+}
+
+/// The name of its device.
+impl fmt::Display for ServerProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.address)
+        write!(f, "{}/0", self.address)
     }
 }
 
-impl Drop for Server {
+impl Drop for Process {
     fn drop(&mut self) {
-        // `wait` closes the shell's standard input first. Its status does not matter: the server is dead.
-        let _ = self.shell.wait();
+        // Both fail only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
-}
-
-/// Kills a process that is no child of this one, which the standard library cannot.
-pub fn kill(process: u32) -> anyhow::Result<()> {
-    let killed = Command::new("sh").arg("-c").arg(format!("kill -9 {process}")).status();
-    ensure!(killed.context("sh")?.success(), "cannot kill process {process}");
-    Ok(())
 }
