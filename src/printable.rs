@@ -1,7 +1,7 @@
 //! Texts from outside (peers, files, arguments), as they are shown on a terminal or in a log: without characters that control the
 //! terminal or forge lines.
 
-/// Whether a character could end a line, control a terminal, or change the direction of the text behind it.
+/// Whether a character could end a line, control a terminal, or change the direction of the text after it.
 pub fn breaks_lines(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')

@@ -62,10 +62,10 @@ struct ProgramLaunch {
     srcs: [Option<SlotOffset>; MAX_SRC],
     /// Offset in scratch memory of the converted columns that the launch reads.
     columns: u64,
-    /// Offset in scratch memory of the quantised columns that the launch writes from its result, for the product behind it.
+    /// Offset in scratch memory of the quantised columns that the launch writes from its result, for the next product.
     result_columns: u64,
     /// See [`PlannedLaunch`].
-    columns_behind: bool,
+    columns_read_later: bool,
 }
 
 /// A set of addresses on which the program has run, and the graphs that later runs have built, one per segment. A set
@@ -113,8 +113,8 @@ impl ProgramRun<'_> {
         self.context.bind()
     }
 
-    /// Submits a segment. While other sessions use the GPU, this happens in a turn, which the session holds until the segment is
-    /// done: see `turns`. Returns whether it was in a turn.
+    /// Submits a segment. While other sessions use the GPU, the submission takes a turn, which the session holds until the segment
+    /// is done: see `turns`. Returns whether it was in a turn.
     fn submit_segment(
         &mut self,
         submit: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
@@ -136,7 +136,7 @@ impl CudaProgram {
         let (compiled, private) = private.as_ref().map_or((&**graph, 0), |(graph, bytes)| (graph, *bytes));
         let plan = ProgramBuilder::new(compiled, private, context).compile()?;
         let ProgramPlan { launches, layout, packs, scratch } = plan;
-        // Weights are packed before the first run: the kernels of the launches that then run are loaded now.
+        // The first run finds its weights packed, so only the launches for packed weights are loaded now; the rest load on first use.
         let is_packed = |span: usize| packs.get(span) == Some(&true);
         let is_expected = |of: &PlannedLaunch| of.when.holds(is_packed);
         let expected = launches.iter().filter(|of| is_expected(of)).map(|of| of.launch.clone());
@@ -144,10 +144,10 @@ impl CudaProgram {
         let times: Vec<_> = launches.iter().map(|of| of.time).collect();
         let launches = launches.into_iter().map(|of| {
             let loaded = if is_expected(&of) { loaded.next() } else { None };
-            let PlannedLaunch { launch, when, dst, srcs, columns, result_columns, columns_behind, .. } = of;
+            let PlannedLaunch { launch, when, dst, srcs, columns, result_columns, columns_read_later, .. } = of;
             let [columns, result_columns] = [columns, result_columns].map(Option::unwrap_or_default);
             let loaded = loaded.map_or_else(OnceLock::new, OnceLock::from);
-            ProgramLaunch { launch, loaded, when, dst, srcs, columns, result_columns, columns_behind }
+            ProgramLaunch { launch, loaded, when, dst, srcs, columns, result_columns, columns_read_later }
         });
         Ok(CudaProgram {
             launches: launches.collect(),
@@ -175,7 +175,7 @@ impl CudaProgram {
     /// # Errors
     /// [`DeviceError::Misuse`]: one lies on another device, or is not aligned.
     pub(super) fn check_bindings(&self, context: &DeviceContext, bindings: &[Region]) -> Result<(), DeviceError> {
-        // An empty program uses none.
+        // An empty program uses no regions.
         if self.launches.is_empty() {
             Ok(())
         } else {
@@ -226,7 +226,7 @@ impl CudaProgram {
             }
             // A run that goes on later may find other weights packed, whose launches need other columns.
             let last = self.launches.get(segment.launches.clone()).and_then(<[_]>::last);
-            let may_yield = index + 1 < self.segments.len() && last.is_some_and(|last| !last.columns_behind);
+            let may_yield = index + 1 < self.segments.len() && last.is_some_and(|last| !last.columns_read_later);
             if in_turn && may_yield && yields() {
                 return Ok(Some(index + 1));
             }

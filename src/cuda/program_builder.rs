@@ -25,7 +25,7 @@ pub(super) struct PlannedLaunch {
     pub(super) columns: Option<u64>,
     pub(super) result_columns: Option<u64>,
     /// Whether converted columns that an earlier launch or this one writes are read by a later one.
-    pub(super) columns_behind: bool,
+    pub(super) columns_read_later: bool,
     /// Estimated time; zero if it is counted with another launch that runs instead.
     pub(super) time: Duration,
 }
@@ -245,7 +245,7 @@ impl<'a> ProgramBuilder<'a> {
             srcs,
             columns,
             result_columns: None,
-            columns_behind: false,
+            columns_read_later: false,
             time,
         });
     }
@@ -308,7 +308,7 @@ impl<'a> ProgramBuilder<'a> {
         let never = |span: &usize| may_be_packed.get(*span).copied().flatten().is_none();
         let alive = self.columns.alive_behind(self.launches.len());
         for (launch, alive) in self.launches.iter_mut().zip(alive) {
-            launch.columns_behind = alive;
+            launch.columns_read_later = alive;
         }
         // What runs instead of a launch comes behind it, and takes its time.
         let mut time = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! Op fusion: runs several nodes as one kernel, e.g. a norm with the operations behind it (epilogue fusion). This saves kernel
+//! Op fusion: runs several nodes as one kernel, e.g. a norm with the operations after it (epilogue fusion). This saves kernel
 //! launches or barriers, and the write and re-read of intermediate rows.
 //!
 //! All devices share one table of patterns. A pattern lists the ops of nodes, how each node depends on those before it, and a
@@ -168,7 +168,7 @@ pub(crate) fn select_kernels<K, U, E: From<U>>(
 }
 
 /// A MUL_MAT of the same columns as MUL_MAT `first` that can run next. Products of queries, keys and values follow each other then,
-/// also with weights of several types, and the nodes behind them can be fused.
+/// also with weights of several types, and the nodes after them can be fused.
 fn find_product_of_same_columns(graph: &Graph, first: usize, waiting: &Waiting<'_>) -> Option<usize> {
     let node = graph.nodes().get(first).filter(|node| node.op.code() == OpCode::MulMat)?;
     let fits = |other: &Node| other.op.code() == OpCode::MulMat && other.srcs[1] == node.srcs[1];
@@ -184,7 +184,7 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// The first node behind the last one of `found` that fits, and can run ahead of all others except for `found`.
+    /// The first node after the last one of `found` that fits, and can run ahead of all others except for `found`.
     fn find_movable(&self, graph: &Graph, found: &[usize], fits: impl Fn(&Node) -> bool) -> Option<usize> {
         let end = graph.nodes().len().min(self.start + MAX_LOOKAHEAD);
         (found.last()? + 1..end).find(|&index| {

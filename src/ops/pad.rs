@@ -10,7 +10,7 @@ pub enum Pad {
     Pad {
         /// Elements in front of x, per dimension; a negative number cuts elements off.
         before: [i32; DIMS],
-        /// Elements behind x, per dimension.
+        /// Elements after x, per dimension.
         after: [i32; DIMS],
         /// Whether indices wrap around.
         circular: bool,
@@ -19,7 +19,7 @@ pub enum Pad {
     Reflect {
         /// Elements in front of x, fewer than x has in a row.
         before: u32,
-        /// Elements behind x, fewer than x has in a row.
+        /// Elements after x, fewer than x has in a row.
         after: u32,
     },
     /// `j = i - shift`, wrapped around.

@@ -23,7 +23,7 @@ pub enum Training {
 
 impl Training {
     /// Number of tensors of w's shape among the sources of an optimiser's step, and of its constants, which are the source
-    /// behind them.
+    /// after them.
     pub(crate) fn step_sources(self) -> Option<(usize, usize)> {
         match self {
             Training::OptStepAdamw => Some((4, 7)),

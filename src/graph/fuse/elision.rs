@@ -35,7 +35,7 @@ impl Lifetimes {
         Lifetimes { readers: graph.reader_counts(), producer, last_reader }
     }
 
-    /// Whether all readers of a tensor are in this graph and not behind node `index`. This also holds for the tensor that it is a view
+    /// Whether all readers of a tensor are in this graph and not after node `index`. This also holds for the tensor that it is a view
     /// of, and for the one in whose place it was computed: their bytes are the same. Leaves are never dead.
     fn is_dead_after(&self, graph: &Graph, id: TensorId, index: usize) -> bool {
         let mut id = id;

@@ -184,7 +184,7 @@ fn rope_cache(c: &Candidate<'_>) -> Option<FusionMatch> {
     apart.then_some(FusionMatch { fused, dst: y, srcs })
 }
 
-/// Matches up to three products of the same columns with weights of one type, and an ADD of a vector behind each or behind none. No
+/// Matches up to three products of the same columns with weights of one type, and an ADD of a vector after each or after none. No
 /// result may lie on another, on weights or on a vector. Products are elided if an ADD follows.
 fn products(c: &Candidate<'_>) -> Option<FusionMatch> {
     let Op::MulMat(product) = c.nodes[0].op else { return None };
@@ -213,7 +213,7 @@ fn products(c: &Candidate<'_>) -> Option<FusionMatch> {
 }
 
 /// The vector that node `k + 1` adds to each column of the result of node `k`, which is elided. A result of another node is none: with
-/// one token a residual looks like a vector, and its ADD is fused with the norm behind it. A residual that another graph has computed
+/// one token a residual looks like a vector, and its ADD is fused with the norm after it. A residual that another graph has computed
 /// passes, and the norm has one operation less then.
 fn vector_added_to(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
     let vector = row_broadcast_operand(c, k)?;

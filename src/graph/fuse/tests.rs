@@ -10,7 +10,7 @@ use crate::ops::{NodeView, Op, OpCode};
 use crate::tensor::{DType, TensorDesc};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Elements of the memory of all tensors but for the constants of OPT_STEP_ADAMW, which lie behind it.
+/// Elements of the memory of all tensors but for the constants of OPT_STEP_ADAMW, which lie after it.
 const ELEMENTS: usize = 24;
 const ALL_ELEMENTS: usize = 64;
 

@@ -1,7 +1,7 @@
 //! Row formats: decoding of block types in place, and the instructions that multiply codes.
 //!
-//! These kernels use no closures around instructions: a closure that is not inlined is compiled without them, and then calls a
-//! function for each. Loops whose counters select instructions are unrolled by [`crate::cpu::simd::unroll`].
+//! These kernels use no closures around instructions: a closure that is not inlined is compiled without the target
+//! features, and each intrinsic becomes a function call. Loops whose counters select instructions are unrolled by [`crate::cpu::simd::unroll`].
 
 use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 /// Software prefetch distance of rows in bytes: longer than memory latency needs, far smaller than a cache. Not calibrated.
 pub(super) const PREFETCH_DISTANCE: usize = 2048;
 
-/// A block type in place, read 256 elements at a time: a [`BlockFormat`] or a [`SuperblockFormat`].
+/// Reads a block type in ggml's layout, without repacking, 256 elements at a time: a [`BlockFormat`] or a [`SuperblockFormat`].
 pub(super) trait RowFormat {
     /// The type.
     const DTYPE: DType;

@@ -135,7 +135,7 @@ struct PendingList {
     /// Whether the notifier is sending a completion that it has taken from the list.
     sending: bool,
     /// Whether the notifier has the queue: it is on the list of ready queues, a callback will put it there, or the thread sends
-    /// its completions. A queue that were put on the list twice would get two callbacks.
+    /// its completions. A queue that was put on the list twice would get two callbacks.
     with_notifier: bool,
     /// Since when the first completion waits for its point.
     first_since: Option<Instant>,
@@ -193,8 +193,8 @@ impl QueueCompletions {
         self.drop_all();
     }
 
-    /// Appends a completion. Unless the notifier has the queue, it is put on the list of ready queues;
-    /// otherwise the notifier's thread reaches the new completion when it has sent the earlier ones.
+    /// Appends a completion. Unless the queue is already scheduled (`with_notifier`), it is put on the list of ready queues;
+    /// otherwise the notifier's thread sends the new completion after the earlier ones.
     fn append(
         self: &Arc<Self>,
         mut pending: MutexGuard<'_, PendingList>,

@@ -8,15 +8,15 @@ use crate::rpc::server::peers::{PeerMessage, describe_transport_error, read_mess
 use crate::rpc::transport::{Deadline, Receiver, Sender};
 use crate::rpc::wire::ext::{AttachGroup, ExtCommand, ExtRequest, ExtResponse, Ping};
 
-/// Limit of the messages of each second before the reply to ATTACH_GROUP, and of further ones: a server that waits for its queues
-/// sends SERVER_STATE once a second.
+/// Messages that are accepted before the reply to ATTACH_GROUP: per second of the timeout, and further ones. A waiting server sends
+/// SERVER_STATE once a second.
 const MAX_PER_SECOND: u64 = 2;
 const MAX_FURTHER: u64 = 64;
 
-/// Time between two PINGs, so that an idle timeout above it does not end the connection.
+/// Interval of PINGs: any idle timeout that is longer leaves the connection open.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Limit of the messages of one such time: the reply to a PING, and SERVER_STATE once a second.
+/// Messages that are accepted between two PINGs: the reply to a PING, and SERVER_STATE once a second.
 const MAX_PER_HEARTBEAT: usize = 64;
 
 /// Limit of the time in which the rest of a message arrives.
@@ -36,7 +36,7 @@ pub(super) fn attach(
     let mut message = Vec::new();
     ExtRequest::AttachGroup(request).encode(&mut message);
     sender.write_by(&message, &deadline).map_err(|e| describe_transport_error(&e))?;
-    // Messages that have arrived are read without a wait, so the deadline of a read is not enough.
+    // A read of bytes that have already arrived ignores the deadline, so a count of messages stops a server that floods.
     for _ in 0..timeout.as_secs() * MAX_PER_SECOND + MAX_FURTHER {
         match read_message(receiver, &deadline, MESSAGE_TIMEOUT)? {
             Some(PeerMessage::Reply(body)) => {

@@ -238,12 +238,12 @@ struct SendJob {
     bytes: u64,
     /// Downloads in the order of the region, each of whole pieces.
     downloads: Vec<device::PendingRead>,
-    /// Host memory of all its bytes.
+    /// Host memory for all bytes of the job.
     _reservations: (Reservation, BytePermit),
 }
 
 impl PeerSender {
-    /// The sender of a queue that `fail` fails. Bytes in flight are charged to `budget`.
+    /// Creates the sender of a queue; `fail` is called if a transfer fails. Bytes in flight are charged to `budget`.
     pub(super) fn new(budget: &Arc<MemoryBudget>, fail: impl Fn(DeviceError) + Send + Sync + 'static) -> PeerSender {
         let failed = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&failed);

@@ -1,10 +1,13 @@
-//! Seeded simulation of one address: llama.cpp's clients of 7.0 and of 8.0.1 with one to 16 devices, which start, abort, are
-//! killed and start again, in turn, together or at once, and health checks between them. Port scanners send no HELLO and never
-//! reach the probe; `tests/rpc` has them.
+//! Seeded simulation of one address. Clients of llama.cpp 7.0 and 8.0.1, with one to 16 devices, start, abort, are killed and
+//! start again, one after the other or together. Health checks run in between. Port scanners send no HELLO and never reach the
+//! probe; `tests/rpc` has them.
 //!
-//! A client opens the connections that llama.cpp opens, one after the other: short ones for its queries, with a command each;
-//! with `-fit` (on by default) contexts that only measure memory, after which four connections per device hang up; then the
-//! long one. A HELLO that is answered with another version aborts the process, which is a hang-up too.
+//! A client opens the connections that llama.cpp opens, one after the other:
+//! - short ones for its queries, with a command each;
+//! - with `-fit` (on by default) contexts that only measure memory, after which four connections per device hang up;
+//! - the long one.
+//!
+//! If HELLO is answered with another version, the client aborts; the server sees that as a hang-up too.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -19,13 +22,13 @@ use super::evidence::{Consequence, FAILED_STARTS, IDLE_GAP, MAX_IDLE, START_SPAC
 use super::probe::{ProbedClient, ProvenSession};
 use crate::rpc::transport::PeerAddr;
 
-/// Histories of each test.
+/// Simulated histories per test.
 const HISTORIES: u64 = 20_000;
 
 /// Starts of processes in a history.
 const STARTS: usize = 5;
 
-/// The most lines about hang-ups that an address may log while its proven version stays: a failed start that changed nothing,
+/// Maximum number of lines about hang-ups that an address may log while its proven version stays: a failed start that changed nothing,
 /// two versions, and each version of the list.
 const LINES: usize = 4;
 
@@ -40,7 +43,7 @@ enum Action {
     Query,
     /// Opens the connection that stays open.
     Open,
-    /// Closes it.
+    /// Closes the connection that stays open.
     Close,
 }
 
