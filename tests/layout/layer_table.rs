@@ -28,7 +28,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("gguf", &["tensor", "io"], &["fastrand"]),
     layer("ops", &["tensor"], &[]),
     layer("graph", &["tensor", "ops"], &["fastrand"]),
-    layer("device", &["setters", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
+    layer("device", &["setters", "size", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("self_test", &["tensor", "ops", "graph", "device", "fastrand"], &["cpu"]),
@@ -85,7 +85,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
-    layer("rpc::server::host_memory", &["device", "rpc::status"], &[]),
+    layer("rpc::server::host_memory", &["size", "device", "rpc::status"], &[]),
     layer("rpc::server::refused_clients", &[], &[]),
     layer(
         "rpc::server::allowed_keys",
@@ -338,6 +338,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::session",
         &[
+            "size",
             "tensor",
             "ops",
             "graph",
@@ -495,6 +496,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         "sched",
         &[
             "setters",
+            "size",
             "ops",
             "graph",
             "device",
@@ -507,7 +509,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
-    layer("sched::planner", &[], &["fastrand"]),
+    layer("sched::planner", &["size"], &["fastrand"]),
     layer("sched::task", &["tensor", "ops", "graph", "device"], &[]),
     layer("sched::tensor_group", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &[]),
     layer("sched::sampling", &["tensor", "ops", "graph", "sched::task"], &[]),
