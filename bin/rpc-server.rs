@@ -392,7 +392,7 @@ fn run(args: Args) -> ExitCode {
                 addresses,
                 sockets,
                 drain: args.drain,
-                forwards_hangup: args.allow_keys.is_some(),
+                rereads_keys: args.allow_keys.is_some(),
                 announce: args.announce,
             }),
             Err(e) => fail(&e),

@@ -38,7 +38,7 @@ pub(crate) enum Role {
 /// Opens the devices and serves them until a signal ends the server.
 pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
     #[cfg(unix)]
-    if let Err(e) = super::hangup::ignore() {
+    if let Err(e) = super::hangup::prepare(args.allow_keys.is_some()) {
         return fail(&e);
     }
     let registry = Registry::detect();
