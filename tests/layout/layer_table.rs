@@ -28,7 +28,11 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("gguf", &["tensor", "io"], &["fastrand"]),
     layer("ops", &["tensor"], &[]),
     layer("graph", &["tensor", "ops"], &["fastrand"]),
-    layer("device", &["setters", "size", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
+    layer(
+        "device",
+        &["setters", "size", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"],
+        &["fastrand"],
+    ),
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("self_test", &["tensor", "ops", "graph", "device", "fastrand"], &["cpu"]),
