@@ -59,9 +59,6 @@ pub(crate) fn run(args: &ConnectArgs) -> ExitCode {
 }
 
 fn relay(args: &ConnectArgs) -> Result<(), Box<dyn Error>> {
-    // The relay has no list to reread.
-    #[cfg(unix)]
-    super::hangup::ignore()?;
     let key = SecretKey::read_file(&args.key)?;
     let config = RelayConfig::new(key.clone())
         .with_insecure(args.insecure)

@@ -1,21 +1,33 @@
-//! The disposition of SIGHUP, whose default ends the process together with its terminal. It is ignored, unless there is a list
-//! of keys to reread (`signals`).
+//! The disposition of SIGHUP. With a list of allowed keys it rereads the list. Otherwise it ends the server as SIGTERM does, when
+//! its terminal is closed, unless the process was started with SIGHUP ignored (`nohup`).
 #![allow(unsafe_code)] // one of the modules that tests/layout lists: signal dispositions and masks are set by unsafe calls
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Ignores SIGHUP in this process and its later children. Unblocks the signal, which the parent may have blocked
-/// ([`while_blocked`]).
-pub(crate) fn ignore() -> io::Result<()> {
+/// Unblocks SIGHUP, which the parent may have blocked ([`while_blocked`]). In a process that rereads a list it is ignored from now
+/// on, until `signals` or the supervisor registers the handler.
+pub(crate) fn prepare(rereads_keys: bool) -> io::Result<()> {
     // SAFETY: SIG_IGN runs no code, and it replaces no handler of this program, which registers one for SIGHUP only later.
-    let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
-    if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { change_mask(libc::SIG_UNBLOCK) }
+    if rereads_keys && unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    change_mask(libc::SIG_UNBLOCK)
+}
+
+/// Whether this process ignores SIGHUP.
+pub(crate) fn is_ignored() -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: no new action is given (null), so that the call only writes the present one; zeroes are a valid value of it.
+    unsafe {
+        libc::sigaction(libc::SIGHUP, ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
 }
 
 /// Runs `spawn` with SIGHUP blocked in this thread. A child inherits the mask, so a SIGHUP that arrives before the child calls
-/// [`ignore`] waits. Without the mask it would end the child: `exec` resets a signal with a handler to its default.
+/// [`prepare`] waits. Without the mask it would end the child: `exec` resets a signal with a handler to its default.
 pub(crate) fn while_blocked<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     change_mask(libc::SIG_BLOCK)?;
     let spawned = spawn();

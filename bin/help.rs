@@ -3,7 +3,7 @@
 /// Exit statuses and examples, printed below the options.
 pub(crate) const AFTER_HELP: &str = "\
 Exit status:
-  0    ended by SIGTERM or SIGINT; --status: the server accepts clients
+  0    ended by SIGTERM or SIGINT, or without --allow-keys by SIGHUP; --status: the server accepts clients
   1    cannot serve: address in use, no such GPU, folder not usable; the worker died while it drained, or had to be
        killed 15 s after the time of --drain; --status: the server accepts no clients
   2    wrong arguments
@@ -18,30 +18,18 @@ status of the last one, or 1 if that is 0.
 Examples:
   rpc-server                          serve all GPUs, or the CPU if there is no GPU, on port 50052,
                                       for clients on this machine only
-  rpc-server -d 0,1                   two GPUs as two devices on one endpoint
-  rpc-server -d CUDA1,CPU             a GPU and the CPU
-  rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
+  rpc-server -d 0,0,CPU --mem 20G,10G,32G
+                                      one GPU as two devices, of 20 and 10 GiB, and the CPU
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
-  rpc-server -H 0.0.0.0 --insecure -c serve a trusted network without keys, cache large tensors on disk
-  rpc-server -H 0.0.0.0 --allow 10.0.0.0/24
-                                      serve the clients of that network without keys
-  rpc-server -H 10.0.0.5 --insecure --peer 10.0.0.6
-                                      exchange tensors directly with the server on 10.0.0.6
+  rpc-server -H 10.0.0.5 --allow 10.0.0.0/24 --peer 10.0.0.6
+                                      serve the clients of that network without keys, exchange tensors directly
+                                      with the server on 10.0.0.6
+  rpc-server -H 10.0.0.5 --key server.key --allow-keys clients
+                                      serve the clients whose keys are in that list, over TLS
   rpc-server --listen 50052=8 --listen 50053=7
                                       one port for clients of protocol 8.0, one for those of 7.0
-  rpc-server --protocol 8,5.0         clients of protocol 8.0 and 5.0 (also 5.1) on one port
-  rpc-server --models /srv/models     load weights from the models in this folder
-  rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
-  rpc-server --mem 32G --max-memory 16G
-                                      32 GiB of each device, at most 16 GiB for one client
-  rpc-server --drain 600              on SIGTERM, give clients ten minutes to finish
-  rpc-server keygen /etc/fanout/key   write a new secret key, and print its public part
-  rpc-server -H 10.0.0.5 --key /etc/fanout/key --allow-keys /etc/fanout/clients
-                                      serve the clients whose keys are in that list, over TLS; add
-                                      --peer 10.0.0.6=ed25519:… to copy to the server with that key
-  rpc-server connect --key key 10.0.0.5=ed25519:…
-                                      let llama.cpp's clients on this machine use that server, at 127.0.0.1:50052
-  rpc-server --status 10.0.0.5:50052  print the state of that server
+  rpc-server limits >limits.toml      then change it, and start the server with --limits limits.toml
+  rpc-server --status 10.0.0.5        print the state of that server
   rpc-server doctor 10.0.0.5          check this machine and that server, and say what mends what is wrong
   RUST_LOG=fanout=debug rpc-server    log more
 

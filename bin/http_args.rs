@@ -8,9 +8,9 @@ use fanout::rpc::server::{Config, ListenAddress};
 /// Where the state of the server is shown over HTTP.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HttpArgs {
-    /// Where the state of the server is shown over HTTP: `off`, or an address of its own. Read-only, and without addresses and keys of
-    /// clients for other machines: / (a page), /health, /ready, /metrics (Prometheus), /api/status (JSON). `allow:NETWORK` behind the
-    /// address (8080=allow:10.0.0.0/24) names who may connect [default: the addresses without TLS; with --key, nowhere].
+    /// Where the state of the server is shown over HTTP: `off`, or an address of its own; 8080=allow:10.0.0.0/24 names who may
+    /// connect there. Read-only, and without addresses and keys of clients for other machines: / (a page), /health, /ready, /metrics
+    /// (Prometheus), /api/status (JSON) [default: the addresses without TLS; with --key, nowhere].
     #[arg(long, value_name = "off|[HOST:]PORT")]
     http: Option<HttpOption>,
 

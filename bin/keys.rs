@@ -56,9 +56,9 @@ pub(crate) fn status_options(args: &Args) -> Result<ClientOptions, KeyFileError>
     if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
         return Ok(ClientOptions::default().with_certificate(Some(Certificate::read_files(cert, key, ca)?)));
     }
-    if args.key.is_some() {
-        usage("--status: --key is the key of a server: give --client-key and --server-key, or --cert, --key and --ca");
+    if args.key.is_some() && args.server_key.is_none() {
+        usage("--status: with --key, give --server-key, or --cert and --ca");
     }
-    let key = args.client_key.as_deref().map(SecretKey::read_file).transpose()?;
+    let key = args.key.as_deref().map(SecretKey::read_file).transpose()?;
     Ok(ClientOptions::default().with_key(key).with_server_keys(args.server_key.into_iter().collect()))
 }

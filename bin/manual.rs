@@ -6,13 +6,12 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::CommandFactory;
 use clap_complete::aot::{Shell, generate_to};
 use clap_mangen::roff::{Roff, roman};
 use fanout::io_hint::io_hint;
 
 use super::help::AFTER_HELP;
-use super::{Args, fail, print_or_fail};
+use super::{command, fail, print_or_fail};
 
 /// Shells with completions.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
@@ -38,7 +37,7 @@ fn usage_of_files(folder: &Path) -> String {
 /// Pages of man for the program and each subcommand, and a file for each shell.
 fn write(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    clap_mangen::generate_to(Args::command().after_help(None::<&str>), folder)?;
+    clap_mangen::generate_to(command().after_long_help(None::<&str>), folder)?;
     // As it stands: the page's text is filled, which would join the columns of the examples.
     let mut after_help = Roff::new();
     after_help
@@ -49,7 +48,7 @@ fn write(folder: &Path) -> io::Result<()> {
     let mut page = File::options().append(true).open(folder.join("rpc-server.1"))?;
     after_help.to_writer(&mut page)?;
     for shell in SHELLS {
-        generate_to(shell, &mut Args::command(), "rpc-server", folder)?;
+        generate_to(shell, &mut command(), "rpc-server", folder)?;
     }
     Ok(())
 }
@@ -66,7 +65,7 @@ mod tests {
         write(folder.path()).expect("files");
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a file of the table");
         let completions = ["rpc-server.bash", "_rpc-server", "rpc-server.fish"].map(read);
-        let root = Args::command();
+        let root = command();
         let commands = [("rpc-server.1", &root)].into_iter().map(|(page, command)| (page.to_owned(), command));
         let subcommands =
             root.get_subcommands().map(|command| (format!("rpc-server-{}.1", command.get_name()), command));

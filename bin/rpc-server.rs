@@ -14,6 +14,8 @@ mod death;
 mod doctor;
 #[cfg(unix)]
 mod faults;
+#[cfg(test)]
+mod flags_doc;
 #[cfg(unix)]
 mod hangup;
 #[cfg(unix)]
@@ -21,6 +23,7 @@ mod heartbeat;
 mod help;
 mod http_args;
 mod keys;
+mod limits;
 mod list_devices;
 mod log_format;
 mod log_writer;
@@ -53,24 +56,27 @@ use fanout::rpc::keys::PublicKey;
 use fanout::rpc::server::{Config, IpNetwork, ListenAddress, Peer, ServedVersion};
 use help::AFTER_HELP;
 use http_args::HttpArgs;
+use limits::LimitArgs;
 use log::LevelFilter;
 use log_format::LogFormat;
 use sandbox::SandboxArgs;
 use serve::Role;
-use values::{at_least_a_second, message_size, port, seconds, seconds_or_none};
+use values::{port, seconds, seconds_or_none};
 
 /// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
 
-/// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
 #[derive(Debug, Parser)]
-#[command(name = "rpc-server", version = VERSION, after_help = AFTER_HELP, max_term_width = 100)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(name = "rpc-server", version = VERSION, after_long_help = AFTER_HELP, max_term_width = 100)]
+#[command(about = "Serves this machine's devices to llama.cpp and fanout clients. All options: --help")]
+#[command(long_about = "Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.")]
+#[command(override_usage = "rpc-server [OPTIONS] | rpc-server <COMMAND>")]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Address or host name to listen on: IPv4, IPv6, or a name [default: 127.0.0.1].
+    /// Address or host name to listen on [default: 127.0.0.1].
     #[arg(short = 'H', long)]
     host: Option<String>,
 
@@ -78,33 +84,34 @@ struct Args {
     #[arg(short, long, value_parser = port)]
     port: Option<u16>,
 
-    /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST,
-    /// that of --host; without VERSION, those of --protocol. Replaces the default address; --host or --port add theirs
-    /// before it. `plain` beside the version (50053=plain,7) serves clients without TLS there, also if there are keys: for
-    /// llama.cpp's clients on this machine; those on others use `rpc-server connect`. `allow:ADDRESS`
-    /// (50053=plain,7,allow:10.0.0.0/24), once or several times, names the clients that may connect there, instead of those of
-    /// --allow.
+    /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST, that of
+    /// --host; without VERSION, those of --protocol. Replaces the default address; --host or --port add theirs before it.
+    /// 50053=plain,7 serves clients without TLS there, also if there are keys. 50053=plain,7,allow:10.0.0.0/24, with allow: once or
+    /// several times, names the clients that may connect there, instead of those of --allow.
     #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
     listen: Vec<ListenAddress>,
 
-    /// Write the addresses of this server into a file in this folder while it serves: runtimes that share the folder find
-    /// servers of `--port 0` there (generate --rpc file:DIR).
+    /// Write the addresses of this server into a file in this folder while it serves: runtimes that share the folder find servers
+    /// of --port 0 there (generate --rpc file:DIR).
     #[arg(long, value_name = "DIR")]
     announce: Option<PathBuf>,
 
-    /// Versions to serve on addresses without a version: 8, 7, 5.1, 5.0, 4, 3, gen0, or an exact 4.0.x, 3.6.1, 3.0.0. Clients
-    /// of 3 and gen0 (2024) show themselves. From 4 on they do not tell theirs and abort on another, after which their
-    /// address gets the next version of the list, and keeps for a day the one that works.
+    /// Versions to serve on addresses without a version: 8, 7, 5.1, 5.0, 4 (4.0.0 to 4.0.3), 3 (3.0.0 to 3.6.1), gen0 (2024), or an
+    /// exact 4.0.x, 3.6.1, 3.0.0. Clients of 3 and gen0 show themselves. A client of 4 or later does not tell its version, and
+    /// aborts when another one is answered: its address then gets the next version of the list, and keeps for a day the one that
+    /// works. Clients of two such versions at one address need a port each (--listen).
     #[arg(long, value_name = "LIST", default_value = "8,7,3,gen0", value_delimiter = ',')]
     protocol: Vec<ServedVersion>,
 
-    /// File with this server's secret key, which `rpc-server keygen` writes: clients connect over TLS, and must prove a key of
-    /// --allow-keys. With --cert: the key of that certificate.
+    /// Secret key of this server, a file that `rpc-server keygen` writes.
+    ///
+    /// Clients connect over TLS 1.3, and must prove a key of --allow-keys. With --cert: the key of that certificate. With --status:
+    /// the secret key of this client.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
-    /// File with this server's certificate, instead of a raw key: PEM, with those between it and its CA behind it. Clients must
-    /// prove certificates of the CA, whose first DNS name is their name in the log and as a tenant. --key has its key (PEM).
+    /// File with this server's certificate, instead of a raw key (PEM; intermediate certificates follow it). Clients must prove
+    /// certificates of the CA; the first DNS name of a certificate is the client's name in the log and as a tenant.
     #[arg(long, value_name = "FILE", requires_all = ["key", "ca"])]
     cert: Option<PathBuf>,
 
@@ -112,17 +119,20 @@ struct Args {
     #[arg(long, value_name = "FILE", requires = "cert")]
     ca: Option<PathBuf>,
 
-    /// List of the clients that may connect: a line for each, with its public key, a name, and `revoked` if it may not any
-    /// more. Limits may follow: memory=SIZE and connections=N of all its sessions, devices=LIST (those that it sees, such as
-    /// 0,2), share=N (weight in the turns on a device, 1 to 1000; without it 100). SIGHUP rereads the list; sessions get the
-    /// new limits, and those of keys that it no longer allows, or to which it gives other devices, end. With --cert:
-    /// `cert:` and the DNS name of a client instead of a key; without the list, all certificates of the CA may connect.
+    /// List of the public keys of clients; SIGHUP rereads it.
+    ///
+    /// A line is KEY NAME, then `revoked` if the key may not connect any more, and limits: memory=SIZE and connections=N of all
+    /// sessions of the key, devices=LIST (those that it sees, such as 0,2), share=N (weight in the turns on a device, 1 to 1000;
+    /// 100 without it). After SIGHUP, sessions get new limits, and end if the key has left the list, or has another name or other
+    /// devices. With --cert: cert: and the DNS name of a client instead of a key; without the list, all certificates of the CA may
+    /// connect.
     #[arg(long, value_name = "FILE", requires = "key")]
     allow_keys: Option<PathBuf>,
 
-    /// Clients that may connect to addresses without TLS, by address or network (10.0.0.0/24); may be given several times.
-    /// Others are closed before anything is read, except those of this machine at addresses of loopback [default:
-    /// none; an address without TLS beyond loopback then needs --insecure].
+    /// Clients that may connect without keys, such as 10.0.0.0/24.
+    ///
+    /// By address or network; may be given several times. Others are closed before anything is read, except clients of this machine at
+    /// addresses of loopback. Without it and without keys, an address that other machines reach needs --insecure.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     allow: Vec<IpNetwork>,
 
@@ -131,15 +141,35 @@ struct Args {
     #[arg(long)]
     insecure: bool,
 
-    /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. A
-    /// device that is listed twice is served as two devices [default: all GPUs, or the CPU if there is none].
+    /// Devices to serve [default: all GPUs, or the CPU if there is none].
+    ///
+    /// Separated by commas: GPUs by number or name (0, CUDA0), CPU, or all devices of another server by its HOST:PORT; see
+    /// --list-devices. A GPU or CPU that is listed twice is served as two devices.
     #[arg(short, long, value_name = "LIST")]
     device: Option<String>,
 
-    /// Threads of each CPU device, and of the CPU that runs the ops that a GPU does not support [default: this machine's
-    /// cores, divided among its CPU devices].
+    /// Threads of each CPU device [default: all cores, divided among them].
+    ///
+    /// A GPU's nodes that run on the CPU have as many.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+
+    /// Memory of the devices, such as 20G or 20G,10G.
+    ///
+    /// A size for each, separated by commas, or one for all; not for devices of other servers. Limits on the same hardware must not be
+    /// more than its memory together [default: the free memory except for a sixteenth or the limit max-host-memory (of a GPU at most
+    /// 512M), divided among devices on the same hardware].
+    #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]
+    mem: Vec<u64>,
+
+    /// Waits for each kernel launch, to name the kernel at fault (slow).
+    #[arg(long, hide = true)]
+    launch_check: bool,
+
+    /// Launches each kernel of a CUDA graph after the one before has ended, also on GPUs that can launch it earlier (compute
+    /// capability 9.0 and later). Results are the same; to find out whether this is at fault for a failure.
+    #[arg(long, hide = true)]
+    no_programmatic_launch: bool,
 
     /// Cache large tensors on disk, so that clients need not send them again.
     #[arg(short, long)]
@@ -149,117 +179,22 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 
-    /// Maximum size of the cache; the least recently used files are evicted.
-    #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_nonzero_bytes)]
-    cache_size: u64,
-
-    /// Folder of GGUF files, searched recursively. A fanout client sends the digest of a weight, and the server loads the
-    /// weight from these files if it is in one of them, so that the client need not send it. Their digests are computed in the
-    /// background at the first start, and kept in the folder of --cache-dir. Symbolic links are followed in folders that no
-    /// other user can write to.
+    /// Folder of GGUF files, so that fanout clients need not send weights.
+    ///
+    /// A client sends the digest of a weight, and the server loads the weight from a file in the folder or its subfolders that has
+    /// it. Digests are computed in the background at the first start (--status says how far), and kept in the folder of --cache-dir.
+    /// Symbolic links are followed in folders that no other user can write to.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
 
-    /// Memory of the devices: a size for each, separated by commas, or one for all [default: the free memory except for
-    /// a sixteenth or --max-host-memory (of a GPU at most 512M), divided among devices on the same hardware].
-    #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]
-    mem: Vec<u64>,
-
-    /// Maximum device memory of one client, over all devices [default: all memory of the devices].
-    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
-    max_memory: Option<u64>,
-
-    /// Maximum device memory of the clients of one key, or of one address (IPv6: one network of 64 bits) except loopback
-    /// [default: all memory of the devices].
-    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
-    max_memory_per_address: Option<u64>,
-
-    /// Maximum host memory that clients may cause outside of devices: messages, prepared graphs, replies, transfers; one
-    /// key or address may hold as much as stays free, at loopback one session [default: a sixteenth of the free memory, from 256M to 4G].
-    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
-    max_host_memory: Option<u64>,
-
-    /// Maximum number of sessions at a time: connections whose HELLO is complete.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
-    max_connections: u32,
-
-    /// Maximum number of sessions at a time of one key, or from one address (IPv6: one network of 64 bits) except loopback.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_connections_per_address as u32, value_parser = clap::value_parser!(u32).range(1..))]
-    max_connections_per_address: u32,
-
-    /// Count addresses of loopback (127.0.0.2, …) like others, for a machine with several users or containers: limits per
-    /// address hold for them, and the sessions of one share its time.
-    #[arg(long)]
-    loopback_tenants: bool,
-
-    /// Maximum number of connections whose HELLO is not complete, of which one address may have a quarter; beyond it, the oldest
-    /// one is closed.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
-    max_handshakes: u32,
-
-    /// Maximum number of queues of fanout clients, of which one key or address may have a quarter; a queue beyond it fails.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_queues as u32, value_parser = clap::value_parser!(u32).range(1..))]
-    max_queues: u32,
-
-    /// Maximum number of threads for transfers and tensor groups between servers, of which one key or address may have a quarter.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_transfer_threads as u32, value_parser = clap::value_parser!(u32).range(1..))]
-    max_transfer_threads: u32,
-
-    /// Maximum number of nodes in a graph.
-    #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes, value_parser = clap::value_parser!(u32).range(1..))]
-    max_nodes: u32,
-
-    /// Host memory for the graphs that one client of protocol 8.0 has numbered; beyond it, superseded and long unused ones are dropped.
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = parse_nonzero_bytes)]
-    max_graph_memory: u64,
-
-    /// Maximum size of a message, at least 4K; tensor data does not count.
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = message_size)]
-    max_message: u64,
-
-    /// Maximum seconds from the connection of a client to its complete HELLO.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
-    handshake_timeout: Duration,
-
-    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive. Also the time in which all queues of a tensor
-    /// group must join, and a server of it must reply to a heartbeat.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
-    stall_timeout: Duration,
-
-    /// Maximum seconds between two requests of a client, also while its queues have work; the heartbeat of fanout's clients
-    /// counts as requests. Above 10 with tensor groups of servers, whose connections send a heartbeat every 10 s [default: no
-    /// limit].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    idle_timeout: Option<Duration>,
-
-    /// Maximum seconds for which one graph may use a CPU device, not counting the turns of other clients; a graph that takes
-    /// longer fails. Waits for memory that another queue uses count; the conversion of a weight before its first use is not
-    /// ended [default: no limit].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    max_run: Option<Duration>,
-
-    /// Seconds without any progress after which a GPU counts as hung, at least 1. Its sessions fail, and the process ends with
-    /// status 75, because only a new one can use the GPU again.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = at_least_a_second)]
-    device_timeout: Duration,
-
-    /// Waits for each kernel launch, to name the kernel at fault (slow).
-    #[arg(long)]
-    launch_check: bool,
-
-    /// Launches each kernel of a CUDA graph after the one before has ended, also on GPUs that can launch it earlier (compute
-    /// capability 9.0 and later). Results are the same; to find out whether this is at fault for a failure.
-    #[arg(long)]
-    no_programmatic_launch: bool,
-
-    /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, tensor groups,
-    /// and the collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not
-    /// 50052, or :* for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must
-    /// name the server as here, or by its IP address. =KEY behind it: copies and tensor groups go over TLS; the other server
-    /// must prove this public key, and have that of --key in its --allow-keys. =cert: the same with a certificate of this
-    /// server's CA. Without either, copies need an address of the other server without TLS. =plain-collectives: only
-    /// collectives, which are never encrypted; a server with keys refuses them without this, except on loopback [default:
-    /// none].
+    /// Server with which this one may exchange tensors directly.
+    ///
+    /// At the request of a client of both: copies, tensor groups, and the collectives of protocol 8.0 (-sm tensor). HOST or a network
+    /// such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :* for any port; may be given several times. Clients must
+    /// name the server as here, or by its IP address. Collectives may use the port 1000 above it, too. =KEY: copies and tensor
+    /// groups go over TLS; the other server must prove this public key, and list the one of this server in its --allow-keys. =cert:
+    /// the same with a certificate of this server's CA. =plain-collectives: collectives only, which are never encrypted, so a
+    /// server with keys refuses them without this, except on loopback.
     #[arg(long = "peer", value_name = "ADDRESS[=KEY]", value_delimiter = ',')]
     peers: Vec<Peer>,
 
@@ -268,13 +203,22 @@ struct Args {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), requires = "peers")]
     comm_port: Option<u16>,
 
-    /// Grace period in seconds after SIGTERM or SIGINT: the server accepts no more clients, but serves the connected ones
-    /// for up to this time. A second signal ends it at once.
+    /// File with limits of clients, their memory and times: `rpc-server limits` prints one with all defaults (TOML).
+    #[arg(long = "limits", value_name = "FILE")]
+    limits_file: Option<PathBuf>,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+
+    /// Grace period in seconds after SIGTERM or SIGINT, or SIGHUP without --allow-keys: the server accepts no more clients, but
+    /// serves the connected ones for up to this time. A second signal ends it at once; a worker that does not end is killed 15 s after
+    /// the period.
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none, allow_negative_numbers = true)]
     drain: Duration,
 
-    /// Serve in this process. Without this option (on Unix), a supervisor holds the listening sockets and starts a worker
-    /// process that serves; if the worker dies, another one takes its place, and clients that connect meanwhile wait.
+    /// Serve in this process, for debuggers, or where a service manager restarts it. Without this option (on Unix), a supervisor holds
+    /// the listening sockets and starts a worker process that serves; a worker that dies or hangs is replaced, and clients that
+    /// connect meanwhile wait.
     #[arg(long)]
     no_supervise: bool,
 
@@ -289,23 +233,21 @@ struct Args {
     #[command(flatten)]
     http: HttpArgs,
 
-    /// Print the state of another server and exit: with status 0 if it accepts clients, else 1. Devices with memory and load, the
-    /// rates of the last minute, and sessions with what they hold and do (their addresses only to clients of the same machine).
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Print the state of another server and exit.
+    ///
+    /// With status 0 if it accepts clients, else 1. Devices with memory and load, the rates of the last minute, and sessions with
+    /// what they hold and do (their addresses only to clients of the same machine).
+    #[arg(long, value_name = "HOST[:PORT]")]
     status: Option<String>,
 
     /// With --status: as JSON.
     #[arg(long, requires = "status")]
     json: bool,
 
-    /// Key of the server that --status queries over TLS; --client-key has the key of this client. For a server with a certificate: --cert,
-    /// --key and --ca instead of both.
-    #[arg(long, value_name = "KEY", requires_all = ["status", "client_key"], conflicts_with = "cert")]
+    /// Public key of the server that --status queries over TLS; --key has the one of this client. For a server with a certificate:
+    /// --cert, --key and --ca instead.
+    #[arg(long, value_name = "KEY", requires_all = ["status", "key"], conflicts_with = "cert")]
     server_key: Option<PublicKey>,
-
-    /// File with the secret key that --status proves to the server.
-    #[arg(long, value_name = "FILE", requires = "server_key")]
-    client_key: Option<PathBuf>,
 
     /// Print the devices of this machine, or the reason why there is no GPU, and exit.
     #[arg(long)]
@@ -325,6 +267,34 @@ struct Args {
     log_format: LogFormat,
 }
 
+/// The headings of `--help` and docs/flags.md, with the options below each.
+const HEADINGS: [(&str, &[&str]); 8] = [
+    ("Addresses", &["host", "port", "listen", "announce", "protocol"]),
+    ("Clients", &["key", "allow_keys", "cert", "ca", "allow", "insecure"]),
+    ("Devices", &["device", "threads", "mem"]),
+    ("Weights on disk", &["models", "cache", "cache_dir"]),
+    ("Other servers", &["peers", "comm_port"]),
+    ("Limits", &["limits_file"]),
+    ("Process and log", &["drain", "no_supervise", "sandbox", "sandbox_mps", "log_level", "log_format"]),
+    ("State", &["status", "json", "server_key", "http", "http_host", "list_devices", "verbose"]),
+];
+
+/// The options of `-h`, which fits a screen.
+const COMMON: [&str; 11] =
+    ["host", "port", "key", "allow_keys", "allow", "device", "threads", "mem", "models", "peers", "status"];
+
+/// The command line. Its parser hides the limits, which belong in a file; `-h` has no headings.
+fn command() -> clap::Command {
+    let limits = limits::ids();
+    let is_short = std::env::args_os().any(|arg| arg == "-h");
+    Args::command().mut_args(|arg| {
+        let id = arg.get_id().to_string();
+        let heading = HEADINGS.iter().find(|(_, ids)| ids.contains(&id.as_str())).map(|&(heading, _)| heading);
+        let hidden = arg.is_hide_set() || limits.contains(&id);
+        arg.help_heading(heading.filter(|_| !is_short)).hide(hidden).hide_short_help(!COMMON.contains(&id.as_str()))
+    })
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Write a new secret key to a file that only this user can read, and print its public part.
@@ -341,6 +311,8 @@ enum Command {
     /// Check this machine and servers: drivers, limits, versions, speed of the network, and the results of every op. Prints what is
     /// wrong and what mends it; exit status 1 if something does not work.
     Doctor(doctor::DoctorArgs),
+    /// Print the limits of a server with their defaults, as a file for --limits.
+    Limits,
     /// Write the pages of man and the completions of bash, zsh and fish.
     Manual {
         /// The folder for the files.
@@ -349,8 +321,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let matches = command().get_matches();
+    let args = limits::with_file(&matches).unwrap_or_else(|e| usage(&e));
     log_format::start(args.log_level, args.log_format);
+    // A worker has the options of its supervisor, which has warned.
+    if !(cfg!(unix) && matches.contains_id("worker")) {
+        limits::warn_of_options(&matches);
+    }
     let code = run(args);
     log_writer::flush();
     code
@@ -361,6 +338,7 @@ fn run(args: Args) -> ExitCode {
         Some(Command::Keygen { file, public }) => return keys::keygen(file, *public),
         Some(Command::Connect(args)) => return connect::run(args),
         Some(Command::Doctor(args)) => return doctor::run(args),
+        Some(Command::Limits) => return print_or_fail(&limits::toml(), ExitCode::SUCCESS),
         Some(Command::Manual { folder }) => return manual::run(folder),
         None => {}
     }
@@ -392,7 +370,7 @@ fn run(args: Args) -> ExitCode {
                 addresses,
                 sockets,
                 drain: args.drain,
-                forwards_hangup: args.allow_keys.is_some(),
+                rereads_keys: args.allow_keys.is_some(),
                 announce: args.announce,
             }),
             Err(e) => fail(&e),
@@ -418,7 +396,7 @@ fn print_or_fail(text: &str, code: ExitCode) -> ExitCode {
 
 /// Reports an invalid argument and exits with status 2, as clap does.
 fn usage(message: &str) -> ! {
-    usage_of(Args::command(), message)
+    usage_of(command(), message)
 }
 
 /// As [`usage`], with the usage of `command`.
@@ -453,25 +431,10 @@ fn configuration(args: &Args) -> Config {
         .with_protocol(args.protocol.clone())
         .with_insecure(args.insecure)
         .with_allow(args.allow.clone())
-        .with_max_connections(count(args.max_connections))
-        .with_max_connections_per_address(count(args.max_connections_per_address))
-        .with_loopback_tenants(args.loopback_tenants)
-        .with_max_handshakes(count(args.max_handshakes))
-        .with_max_memory(args.max_memory)
-        .with_max_memory_per_address(args.max_memory_per_address)
-        .with_max_host_memory(args.max_host_memory.unwrap_or(Config::default().max_host_memory))
-        .with_max_queues(count(args.max_queues))
-        .with_max_transfer_threads(count(args.max_transfer_threads))
-        .with_max_graph_memory(args.max_graph_memory)
-        .with_limits(Config::limits(args.max_nodes, args.max_message))
-        .with_handshake_timeout(args.handshake_timeout)
-        .with_stall_timeout(args.stall_timeout)
-        .with_idle_timeout(args.idle_timeout)
-        .with_max_run(args.max_run)
         .with_peers(args.peers.clone())
         .with_comm_port(args.comm_port)
         .with_models(args.models.clone());
-    args.http.apply(config, &listen_addresses(args))
+    args.http.apply(args.limits.apply(config), &listen_addresses(args))
 }
 
 #[cfg(test)]
@@ -485,9 +448,9 @@ mod tests {
         let args = Args::parse_from(["rpc-server"]);
         let (given, default) = (configuration(&args), Config::default());
         assert_eq!(format!("{given:?}"), format!("{default:?}"));
-        assert_eq!(args.cache_size, CacheConfig::DEFAULT_BYTES);
+        assert_eq!(args.limits.cache_size, CacheConfig::DEFAULT_BYTES);
         let devices = fanout::registry::Options::default();
-        assert_eq!((args.device_timeout, args.launch_check), (devices.device_timeout, devices.launch_check));
+        assert_eq!((args.limits.device_timeout, args.launch_check), (devices.device_timeout, devices.launch_check));
         assert_eq!(!args.no_programmatic_launch, devices.programmatic_launch);
     }
 }

@@ -29,10 +29,10 @@ use system_calls::SocketFamilies;
 /// The options of a server.
 #[derive(Debug, Args)]
 pub(crate) struct SandboxArgs {
-    /// Restrict the process that serves to what it needs, on Linux: no capabilities and no new privileges, no files beside
-    /// those of --models, the cache and the folder of --allow-keys (Landlock), no system calls such as execve, ptrace, mount,
-    /// chmod and bpf, and no sockets but those of the internet (seccomp). auto: as far as the kernel can, and not if a GPU is
-    /// used, because its driver may need more; on: exit with status 1 if a part is missing; off: for debugging.
+    /// Restrict the process that serves to what it needs, on Linux: no capabilities and no new privileges, no files beside those of
+    /// --models, the cache and the folder of --allow-keys (Landlock), a filter of system calls, and no sockets but those of IPv4 and
+    /// IPv6 (seccomp), so that names that only mDNS or another local daemon knows are not found. auto: as far as the kernel can, and
+    /// not if a GPU is used, because its driver may need more; on: exit with status 1 if a part is missing; off: for debugging.
     #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
     pub(crate) sandbox: SandboxMode,
 

@@ -38,7 +38,7 @@ pub(crate) enum Role {
 /// Opens the devices and serves them until a signal ends the server.
 pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
     #[cfg(unix)]
-    if let Err(e) = super::hangup::ignore() {
+    if let Err(e) = super::hangup::prepare(args.allow_keys.is_some()) {
         return fail(&e);
     }
     let registry = Registry::detect();
@@ -46,11 +46,11 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         Some(list) => (list.clone(), Vec::new()),
         None => registry.default_list(),
     };
-    let host_memory = *args.max_host_memory.get_or_insert_with(|| default_host_memory(&registry));
+    let host_memory = *args.limits.max_host_memory.get_or_insert_with(|| default_host_memory(&registry));
     let options = Options::default()
         .with_threads(args.threads.map(usize::from))
         .with_memory(args.mem.clone())
-        .with_device_timeout(args.device_timeout)
+        .with_device_timeout(args.limits.device_timeout)
         .with_launch_check(args.launch_check)
         .with_programmatic_launch(!args.no_programmatic_launch)
         .with_precompile(true)
@@ -128,7 +128,7 @@ fn configuration_with_files(args: &Args) -> Result<Config, Box<dyn Error>> {
     if args.cache || args.cache_dir.is_some() {
         let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
         let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
-        config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
+        config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.limits.cache_size));
     }
     if args.models.is_some() {
         config.digests = args.cache_dir.clone().or_else(CacheConfig::default_dir);

@@ -4,7 +4,7 @@ use std::io;
 
 use fanout::rpc::server::{ServerHandle, ServerKeys};
 
-/// What a process that ends or drains does at a further SIGINT or SIGTERM.
+/// What a process that ends or drains does at a further signal that ends it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecondSignal {
     /// It exits at once, with status 128 + signal.
@@ -14,15 +14,16 @@ pub(crate) enum SecondSignal {
     Ignore,
 }
 
-/// The first SIGINT or SIGTERM calls `end`, on a thread of its own.
+/// The first SIGINT or SIGTERM, or SIGHUP unless it is ignored by now, calls `end`, on a thread of its own.
 #[cfg(unix)]
 pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
     let signaled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    let ending: &[i32] = if super::hangup::is_ignored() { &[SIGINT, SIGTERM] } else { &[SIGINT, SIGTERM, SIGHUP] };
+    for &signal in ending {
         // The order of the two handlers matters: the conditional shutdown must run before the flag is set, else the first
         // signal would exit the process.
         if second == SecondSignal::Exit {
@@ -30,7 +31,7 @@ pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + '
         }
         signal_hook::flag::register(signal, Arc::clone(&signaled))?;
     }
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = signal_hook::iterator::Signals::new(ending)?;
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if signals.forever().next().is_some() {
             end();

@@ -5,7 +5,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use fanout::printable::{printable_json, printable_line};
-use fanout::rpc::client::{ConnectError, Endpoint, Options};
+use fanout::registry::Bytes;
+use fanout::rpc::client::{ConnectError, Endpoint, Options, endpoint_with_port};
 use fanout::rpc::status::{DeviceMemoryStatus, DeviceStatus, ServerStatus, SessionStatus};
 use fanout::rpc::wire::ext::{HelloExtReply, REVISION};
 
@@ -18,7 +19,9 @@ const CLIENT_TIMEOUT: Duration = Duration::from_millis(4500);
 /// Queries the server at `endpoint`, with the keys of `options`, and prints its state. Success if the server accepts clients.
 pub(crate) fn print(endpoint: &str, options: Options, as_json: bool) -> ExitCode {
     let (sender, result) = mpsc::channel();
-    let target = endpoint.to_owned();
+    // The attempt to connect explains a text of another form.
+    let endpoint = endpoint_with_port(endpoint).unwrap_or_else(|| endpoint.to_owned());
+    let target = endpoint.clone();
     let thread = std::thread::Builder::new().spawn(move || {
         // Sending fails if the deadline has passed and the receiver is dropped.
         let _ = sender.send(query_server(&target, &options, as_json));
@@ -102,15 +105,15 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
         lines.push(format!(
             "last {:.0} s: {}/s from clients, {}/s to clients, {:.1} graphs/s",
             rates.seconds,
-            size(rates.received as u64),
-            size(rates.sent as u64),
+            Bytes(rates.received as u64),
+            Bytes(rates.sent as u64),
             rates.graphs
         ));
         lines.push(format!(
             "since the start: {} sessions, {} from clients, {} to clients, {} graphs, device time {}",
             totals.sessions,
-            size(totals.received),
-            size(totals.sent),
+            Bytes(totals.received),
+            Bytes(totals.sent),
             totals.graphs,
             time(totals.device_time)
         ));
@@ -125,7 +128,7 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
             more => lines.push(format!("and {more} more sessions")),
         }
         lines.extend(server.tenants.iter().map(|tenant| {
-            format!("key {}: sessions {}, device memory {}", tenant.name, tenant.sessions, size(tenant.memory))
+            format!("key {}: sessions {}, device memory {}", tenant.name, tenant.sessions, Bytes(tenant.memory))
         }));
         lines.extend(server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}")));
     }
@@ -151,29 +154,15 @@ fn session_line(session: &SessionStatus) -> String {
         session.protocol,
         if session.extended { " with extensions" } else { "" },
         time(session.seconds),
-        size(session.memory),
-        size(session.peak_memory),
-        size(session.received),
-        size(session.sent),
+        Bytes(session.memory),
+        Bytes(session.peak_memory),
+        Bytes(session.received),
+        Bytes(session.sent),
         session.graphs,
         time(session.device_time),
         session.activity,
         time(session.activity_seconds)
     )
-}
-
-/// Bytes for users.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut units = UNITS.iter();
-    let mut unit = units.next().unwrap_or(&"B");
-    while value >= 1024.0
-        && let Some(next) = units.next()
-    {
-        (value, unit) = (value / 1024.0, next);
-    }
-    if bytes < 1024 || value >= 10.0 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
 }
 
 /// A time for users.
@@ -192,12 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times_are_short() {
-        let sizes = [0, 1023, 1024, 1536, 10 << 10, 5 << 20, 123 << 30, u64::MAX];
-        assert_eq!(
-            sizes.map(size),
-            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "10 KiB", "5.0 MiB", "123 GiB", "16777216 TiB"]
-        );
+    fn times_are_short() {
         let times = [0.0, 0.25, 1.0, 119.94, 120.0, 7199.0, 7200.0, 172_800.0];
         assert_eq!(times.map(time), ["0 ms", "250 ms", "1.0 s", "119.9 s", "2 min", "119 min", "2 h", "2 days"]);
     }

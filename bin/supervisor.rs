@@ -55,16 +55,16 @@ pub(crate) struct Settings {
     pub(crate) sockets: Option<Vec<BoundSocket>>,
     /// The grace period of a worker.
     pub(crate) drain: Duration,
-    /// Whether workers have something to reread at SIGHUP.
-    pub(crate) forwards_hangup: bool,
+    /// Whether SIGHUP lets workers reread the list of allowed keys. Otherwise it ends the server.
+    pub(crate) rereads_keys: bool,
     /// The folder for the file with the addresses.
     pub(crate) announce: Option<PathBuf>,
 }
 
 /// Supervises workers until one cannot start, or a signal ends the server. The result is the exit status of the program.
 pub(crate) fn run(settings: Settings) -> ExitCode {
-    let signals = log_writer::start().and_then(|()| hangup::ignore());
-    let signals = signals.and_then(|()| SignalStreams::register(settings.forwards_hangup));
+    let signals = log_writer::start().and_then(|()| hangup::prepare(settings.rereads_keys));
+    let signals = signals.and_then(|()| SignalStreams::register(settings.rereads_keys));
     let supervisor = signals.map(|signals| Supervisor {
         addresses: settings.addresses,
         drain_timeout: settings.drain + DRAIN_MARGIN,
@@ -95,27 +95,33 @@ struct SignalStreams {
     terminate: UnixStream,
     interrupt: UnixStream,
     child: UnixStream,
-    /// SIGHUP, if it is forwarded.
+    /// SIGHUP, unless it is ignored.
     hangup: Option<UnixStream>,
+    /// Whether SIGHUP is forwarded.
+    rereads_keys: bool,
 }
 
 impl SignalStreams {
-    fn register(forwards_hangup: bool) -> io::Result<SignalStreams> {
+    fn register(rereads_keys: bool) -> io::Result<SignalStreams> {
         let stream = |signal| {
             let (reader, writer) = UnixStream::pair()?;
             reader.set_nonblocking(true)?;
             signal_hook::low_level::pipe::register(signal, writer)?;
             io::Result::Ok(reader)
         };
-        let hangup = forwards_hangup.then(|| stream(SIGHUP)).transpose()?;
-        Ok(SignalStreams { terminate: stream(SIGTERM)?, interrupt: stream(SIGINT)?, child: stream(SIGCHLD)?, hangup })
+        let hangup = (rereads_keys || !hangup::is_ignored()).then(|| stream(SIGHUP)).transpose()?;
+        let (terminate, interrupt, child) = (stream(SIGTERM)?, stream(SIGINT)?, stream(SIGCHLD)?);
+        Ok(SignalStreams { terminate, interrupt, child, hangup, rereads_keys })
     }
 
-    /// The next SIGTERM or SIGINT that has arrived.
+    /// The next signal that ends the server.
     fn next_end(&mut self) -> Option<i32> {
         let arrived = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|bytes| bytes > 0);
         if arrived(&self.terminate) {
             return Some(SIGTERM);
+        }
+        if !self.rereads_keys && self.take_hangup() {
+            return Some(SIGHUP);
         }
         arrived(&self.interrupt).then_some(SIGINT)
     }
@@ -281,7 +287,7 @@ impl Supervisor {
         }
     }
 
-    /// Handles SIGTERM or SIGINT: the first drains the worker, the second one kills it. Returns the exit status if there is
+    /// Handles a signal that ends the server: the first drains the worker, the second one kills it. Returns the exit status if there is
     /// nothing to wait for.
     fn end_on(&mut self, signal: i32) -> Option<u8> {
         self.announcement = None;
@@ -310,7 +316,7 @@ impl Supervisor {
 
     /// Forwards SIGHUP to the worker as soon as it serves.
     fn forward_hangup(&mut self) {
-        self.hangup_pending |= self.signals.take_hangup();
+        self.hangup_pending |= self.signals.rereads_keys && self.signals.take_hangup();
         if self.hangup_pending
             && let Some(worker) = self.worker.as_ref().filter(|worker| worker.ready.is_some())
         {

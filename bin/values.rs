@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use fanout::registry::parse_bytes;
+use fanout::registry::{Bytes, parse_bytes};
 use fanout::rpc::server::MIN_MESSAGE;
 
 pub(crate) fn message_size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|e| e.to_string())?;
-    if bytes < MIN_MESSAGE { Err(format!("must be at least {MIN_MESSAGE} bytes")) } else { Ok(bytes) }
+    if bytes < MIN_MESSAGE { Err(format!("must be at least {}", Bytes(MIN_MESSAGE))) } else { Ok(bytes) }
 }
 
 pub(crate) fn port(text: &str) -> Result<u16, String> {

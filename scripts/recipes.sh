@@ -55,10 +55,15 @@ trap clean_up EXIT
 die() { echo "recipes.sh: $*" >&2; exit 1; }
 checked=() skipped=()
 
-# Whether a program is there; a check without its program is skipped.
-has() { # CHECK PROGRAM
-    command -v "$2" >/dev/null && return
-    skipped+=("$1 (no program $2)")
+# Whether a program is there, and runs with these arguments; otherwise its check is skipped.
+has() { # CHECK PROGRAM [ARGUMENT…]
+    if ! command -v "$2" >/dev/null; then
+        skipped+=("$1 (no program $2)")
+    elif (($# > 2)) && ! "${@:2}" >/dev/null 2>&1; then
+        skipped+=("$1 (\`${*:2}\` fails: a part of it is missing, or it is too old)")
+    else
+        return 0
+    fi
     return 1
 }
 
@@ -195,7 +200,7 @@ CONFIGURATION
         cd "$folder/slurm"
         # Fails until the controller listens.
         for _ in {1..100}; do ! sinfo >/dev/null 2>&1 || break; sleep 0.1; done
-        FANOUT_FOLDER=$PWD PATH=$built:$PATH timeout 120 sbatch --wait --nodes 2 --output job "$OLDPWD/$recipes/slurm/fanout.sbatch" \
+        FANOUT_ALLOW=0.0.0.0/0 FANOUT_FOLDER=$PWD PATH=$built:$PATH timeout 120 sbatch --wait --nodes 2 --output job "$OLDPWD/$recipes/slurm/fanout.sbatch" \
             "$model" --tokens 1,2,3 --predict 8 --json
     ) || die "the job failed: $(cat "$folder"/slurm/*.log "$folder/slurm/job")"
     sed 's/^/slurm: /' "$folder/slurm/job" | cut -c 1-160
@@ -209,24 +214,24 @@ print("slurm: layers on", ", ".join(names))
 PY
 }
 
-if has systemd systemd-analyze; then
+if has systemd systemd-analyze --offline=true --version; then
     check_systemd
     checked+=(systemd)
 fi
-if has activation systemd-socket-activate && has activation "$built/rpc-server"; then
+if has activation systemd-socket-activate --version && has activation "$built/rpc-server" --version; then
     check_activation
     checked+=(activation)
 fi
-if has kubernetes kubernetes-validate; then
+if has kubernetes kubernetes-validate --help; then
     messages=$(kubernetes-validate --strict "$recipes"/kubernetes/*.yaml 2>&1) || die "kubernetes-validate: $messages"
     echo "kubernetes: $(grep -c passed <<<"$messages") resources"
     checked+=(kubernetes)
 fi
-if has slurm shellcheck; then
+if has slurm shellcheck --version; then
     shellcheck "$recipes"/slurm/fanout.sbatch
     checked+=(slurm)
 fi
-if has compose podman-compose && has compose "$built/rpc-server"; then
+if has compose podman --version && has compose podman-compose version && has compose "$built/rpc-server" --version; then
     check_compose
     checked+=(compose)
 fi

@@ -23,7 +23,7 @@ mod open;
 #[cfg(feature = "client")]
 mod remote;
 
-pub use crate::size::{ParseSizeError, parse_bytes, parse_nonzero_bytes};
+pub use crate::size::{Bytes, ParseSizeError, parse_bytes, parse_nonzero_bytes};
 pub use error::RegistryError;
 pub use open::Options;
 

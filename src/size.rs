@@ -1,4 +1,6 @@
-//! Parsing of sizes in bytes such as `20G`.
+//! Sizes in bytes as texts: parsing of `20G`, and the form in messages.
+
+use std::fmt::{self, Display};
 
 use thiserror::Error;
 
@@ -52,9 +54,32 @@ pub fn parse_nonzero_bytes(text: &str) -> Result<u64, ParseSizeError> {
     }
 }
 
+/// A number of bytes in messages: `20 GiB`, or `1.5 GiB` where it is rounded to a tenth.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
+
+impl Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exponent = (self.0.max(1).ilog2() / 10).min(4);
+        let (unit, name) = (1 << (10 * exponent), ["B", "KiB", "MiB", "GiB", "TiB"][exponent as usize]);
+        if self.0.is_multiple_of(unit) {
+            write!(f, "{} {name}", self.0 / unit)
+        } else {
+            write!(f, "{:.1} {name}", self.0 as f64 / unit as f64)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_have_units() {
+        let sizes = [0, 1023, 1024, 1536, 10 << 10, (64 << 20) + 1, 123 << 30, u64::MAX];
+        let texts = ["0 B", "1023 B", "1 KiB", "1.5 KiB", "10 KiB", "64.0 MiB", "123 GiB", "16777216.0 TiB"];
+        assert_eq!(sizes.map(|size| Bytes(size).to_string()), texts);
+    }
 
     #[test]
     fn units_are_powers_of_1024() {

@@ -1,6 +1,7 @@
 //! Whether a device supports a node ([`Support`]), and the errors of devices ([`DeviceError`]).
 
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use crate::size::Bytes;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -48,7 +49,7 @@ pub(crate) fn unsupported_types(node: &NodeView<'_>) -> Unsupported {
 #[non_exhaustive]
 pub enum DeviceError {
     /// A memory budget or the device's memory is exhausted.
-    #[error("out of memory: {requested} bytes requested, {available} of {limit} available")]
+    #[error("out of memory: {} requested, {} of {} available", Bytes(*requested), Bytes(*available), Bytes(*limit))]
     OutOfMemory {
         /// Bytes requested.
         requested: u64,
@@ -73,7 +74,9 @@ pub enum DeviceError {
     },
     /// A tensor larger than any buffer of the device.
     #[error(
-        "tensor {tensor} needs {bytes} bytes, and {device} allocates buffers of at most {limit} bytes: split the tensor"
+        "tensor {tensor} needs {}, and {device} allocates buffers of at most {}: split the tensor",
+        Bytes(*bytes),
+        Bytes(*limit)
     )]
     TensorTooLarge {
         /// Index of the tensor in the caller's list, from 0.

@@ -3,6 +3,7 @@
 use crate::device::DeviceError;
 #[cfg(feature = "client")]
 use crate::rpc::client::ConnectError;
+use crate::size::Bytes;
 use thiserror::Error;
 
 /// A list of devices cannot be opened, or a device cannot be registered.
@@ -52,9 +53,11 @@ pub enum RegistryError {
     MemoryOfServers,
     /// Memory limits of one device that are together more than it has.
     #[error(
-        "{name}: the limits of {devices} device{} on it are {requested} bytes together, more than its {total} bytes of memory: \
-         a single size counts for each device; give smaller sizes",
-        if *devices == 1 { "" } else { "s" }
+        "{name}: the limits of {devices} device{} on it are {} together, more than its {} of memory: a single size counts \
+         for each device; give smaller sizes",
+        if *devices == 1 { "" } else { "s" },
+        Bytes(*requested),
+        Bytes(*total)
     )]
     BeyondMachine {
         /// The device.

@@ -223,25 +223,17 @@ fn memory_limits_beyond_the_device_are_refused() {
         (
             "0",
             vec![1025 * MIB],
-            Err("CUDA0: the limits of 1 device on it are 1074790400 bytes together, more than its 1073741824"),
+            Err("CUDA0: the limits of 1 device on it are 1.0 GiB together, more than its 1 GiB of"),
         ),
-        (
-            "0",
-            vec![1024 * MIB + 1],
-            Err("CUDA0: the limits of 1 device on it are 1073741825 bytes together, more than its"),
-        ),
-        (
-            "0,0",
-            vec![513 * MIB],
-            Err("CUDA0: the limits of 2 devices on it are 1075838976 bytes together, more than its"),
-        ),
+        ("0", vec![1024 * MIB + 1], Err("CUDA0: the limits of 1 device on it are 1.0 GiB together, more than its")),
+        ("0,0", vec![513 * MIB], Err("CUDA0: the limits of 2 devices on it are 1.0 GiB together, more than its")),
         (
             "0,1,0",
             vec![512 * MIB, 512 * MIB, 513 * MIB],
             Err("CUDA0: the limits of 2 devices on it are 1074790400 bytes"),
         ),
         // The sum saturates instead of wrapping around.
-        ("0,0", vec![u64::MAX], Err("CUDA0: the limits of 2 devices on it are 18446744073709551615 bytes together")),
+        ("0,0", vec![u64::MAX], Err("CUDA0: the limits of 2 devices on it are 16777216.0 TiB together")),
     ] {
         match (open(list, &memory), want) {
             (Err(error), Err(start)) => assert!(error.starts_with(start), "{list} {memory:?}: {error}"),

@@ -99,6 +99,7 @@ use crate::device::{Device, DeviceError, DeviceId, Unsupported};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use crate::setters::setters;
+use crate::size::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
@@ -129,7 +130,7 @@ pub enum SchedError {
         refusals: Vec<(String, Unsupported)>,
     },
     /// A tensor is larger than the largest buffer of its device.
-    #[error("{tensor} needs {bytes} bytes on {device}, whose largest buffer is {limit} bytes")]
+    #[error("{tensor} needs {} on {device}, whose largest buffer is {}", Bytes(*bytes), Bytes(*limit))]
     TensorTooLarge {
         /// The tensor.
         tensor: String,

@@ -3,6 +3,7 @@
 use crate::extended_support::*;
 use crate::support::*;
 use fanout::ops::OpCode;
+use fanout::registry::Bytes;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{ExtRequest, IssueTokens};
 use fanout::rpc::wire::*;
@@ -210,7 +211,7 @@ fn a_connection_whose_base_does_not_fit_is_told_that_the_server_is_full() {
     message.extend_from_slice(&(LARGE_MESSAGE as u64).to_le_bytes());
     message.resize(message.len() + LARGE_MESSAGE, 0);
     push(&mut client, &message);
-    client.expect_refused(&["GRAPH_COMPUTE", "--max-host-memory", &format!("of the server's {}", 2 * base)]);
+    client.expect_refused(&["GRAPH_COMPUTE", "--max-host-memory", &format!("of the server's {}", Bytes(2 * base))]);
     // The client of the extension learns of it from the queue that runs the graph.
     eventually("there is room again", || server.handle.connections() == 1);
     let (mut client, _) = Client::connect_extended(&server);

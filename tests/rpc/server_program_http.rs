@@ -68,7 +68,7 @@ fn status_shows_devices_sessions_and_rates() {
         ", load ",
         "\nsessions: 1 besides this one\n",
         &session,
-        "device memory 1.0 MiB (at most 1.0 MiB)",
+        "device memory 1 MiB (at most 1 MiB)",
         "0 graphs",
         ", idle for ",
         " graphs/s\n",

@@ -107,12 +107,11 @@ fn the_status_option_names_the_keys_with_sessions_to_keys_alone() {
     let secret = fixture.path("bob");
     fixture.bob.create_file(&secret).expect("a file");
     let own = fixture.own.public_key().to_string();
-    let over_tls =
-        ["--status", &fixture.server.addr, "--server-key", &own, "--client-key", secret.to_str().expect("text")];
+    let over_tls = ["--status", &fixture.server.addr, "--server-key", &own, "--key", secret.to_str().expect("text")];
     let (status, text) = run_server_program(&over_tls);
     assert_eq!(status, Some(0), "{text}");
     for part in [
-        "\nkey alice: sessions 1, device memory 3.0 MiB\nkey bob: sessions 1, device memory 0 B\n",
+        "\nkey alice: sessions 1, device memory 3 MiB\nkey bob: sessions 1, device memory 0 B\n",
         "\nlimit: connections of this key (--max-connections-per-address): 1 of 256\n",
     ] {
         assert!(text.contains(part), "{part:?} in {text}");

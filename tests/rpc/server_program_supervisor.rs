@@ -139,11 +139,9 @@ fn the_worker_ends_with_a_killed_supervisor() {
 
 /// A terminal or a service manager may signal the whole group, so the worker gets two signals.
 #[test]
-fn a_signal_to_both_processes_drains_once_and_a_hangup_is_ignored() {
+fn a_signal_to_both_processes_drains_once() {
     let mut supervised = Supervised::start(&["--drain", "60"]);
     let worker = supervised.worker();
-    let both = [supervised.server.child.id(), worker];
-    both.iter().for_each(|&process| send_signal(process, "-HUP"));
     let endpoint = supervised.server.endpoint().unwrap();
     let mut work = QueueWork::on(&endpoint);
     for signal in ["-TERM", "-INT"] {
@@ -151,22 +149,46 @@ fn a_signal_to_both_processes_drains_once_and_a_hangup_is_ignored() {
     }
     supervised.server.signal("-TERM");
     eventually("the server drains", || supervised.server.endpoint().is_err());
-    both.iter().for_each(|&process| send_signal(process, "-HUP"));
     assert_eq!(work.run(), Ok(vec![7; 64]));
     drop((endpoint, work));
     assert_eq!(supervised.server.exit(), Some(0));
     assert_eq!(supervised.deaths(), [""; 0]);
 }
 
-/// A signal with a handler gets its default again when a worker is executed, an ignored one stays ignored.
+/// The end of a terminal signals the supervisor and its worker. A process that was started with SIGHUP ignored serves on.
 #[test]
-fn a_hangup_is_ignored_from_the_first_instruction_of_a_worker() {
-    let supervised = Supervised::start(&[]);
-    for process in [supervised.server.child.id(), supervised.worker()] {
-        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
-        assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1, 1, "the bit of SIGHUP in {ignored}");
+fn a_hangup_ends_a_server_without_keys_unless_it_is_ignored() {
+    for (args, is_ignored) in [(&[][..], false), (&[], true), (&["--no-supervise"], false), (&["--no-supervise"], true)]
+    {
+        let program = program(&[&ARGS, args].concat());
+        let mut supervised = Supervised::start_program(if is_ignored { under_nohup(&program) } else { program });
+        let server = supervised.server.child.id();
+        let endpoint = supervised.server.endpoint().unwrap();
+        // Both at once: a worker that ends by itself would be replaced.
+        let both = [server].into_iter().chain(children(server)).map(|process| process.to_string());
+        assert!(Command::new("kill").arg("-HUP").args(both).status().unwrap().success());
+        if is_ignored {
+            assert_eq!(QueueWork::on(&endpoint).run(), Ok(vec![7; 64]), "{args:?}");
+            supervised.server.signal("-TERM");
+        }
+        drop(endpoint);
+        assert_eq!(supervised.server.exit(), Some(0), "{args:?}, ignored: {is_ignored}");
+        assert_eq!(supervised.deaths(), [""; 0]);
     }
+}
+
+/// The same program with SIGHUP ignored, as `nohup` starts it.
+fn under_nohup(program: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.stdin(Stdio::null());
+    shell
 }
 
 #[test]
@@ -321,7 +343,6 @@ fn without_a_supervisor_there_is_one_process() {
     let mut server = ServerProcess::start_with(&["--no-supervise"]);
     assert_eq!(children(server.child.id()), [0; 0]);
     let endpoint = server.endpoint().unwrap();
-    server.signal("-HUP");
     assert_eq!(QueueWork::on(&endpoint).run(), Ok(vec![7; 64]));
     server.signal("-KILL");
     assert_eq!(server.exit(), None);

@@ -355,7 +355,7 @@ mod tests {
         for error in errors() {
             let lost = find_loss(&error, &[], Some(&retry_budgets)).unwrap();
             assert!(matches!(&lost, Loss::MemoryHeld { endpoint, .. } if endpoint == SERVER), "{lost:?}");
-            let want = "10.0.0.5:50052: out of memory: 9 bytes requested, 5 of 12 available; it may still hold the memory \
+            let want = "10.0.0.5:50052: out of memory: 9 B requested, 5 B of 12 B available; it may still hold the memory \
                 of the lost connection";
             assert_eq!(lost.to_string(), want);
         }

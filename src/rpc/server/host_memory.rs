@@ -37,6 +37,7 @@ use thiserror::Error;
 
 use crate::device::{Budget, DeviceError};
 use crate::rpc::status::HostMemoryStatus;
+use crate::size::Bytes;
 
 /// Part of the base for the first bytes of a message's body, which are never charged.
 pub(super) const BASE_BODY_BYTES: usize = 64 << 10;
@@ -68,14 +69,20 @@ const SESSION_FACTOR: u64 = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum HostMemoryError {
     #[error(
-        "{requested} bytes of host memory are not available{}: the session holds {held}, all of its key or address {of_tenant}, and \
-         {free} of the server's {limit} are free (--max-host-memory); a key or address may hold as much as stays free",
-        if *.waited { ", also after a wait" } else { "" }
+        "{} of host memory are not available{}: the session holds {}, all of its key or address {}, and {} of the server's {} are \
+         free (--max-host-memory); a key or address may hold as much as stays free",
+        Bytes(*requested),
+        if *.waited { ", also after a wait" } else { "" },
+        Bytes(*held),
+        Bytes(*of_tenant),
+        Bytes(*free),
+        Bytes(*limit)
     )]
     Exhausted { requested: u64, held: u64, of_tenant: u64, free: u64, limit: u64, waited: bool },
     #[error(
-        "host memory is short (--max-host-memory), and the session, which held {held} bytes, had not finished its message: its key or \
-         address, or at loopback the session, held the most"
+        "host memory is short (--max-host-memory), and the session, which held {}, had not finished its message: its key or address, or \
+         at loopback the session, held the most",
+        Bytes(*held)
     )]
     Evicted { held: u64 },
     #[error("the client has gone while the session waited for host memory")]

@@ -130,7 +130,7 @@ fn buffers_respect_the_maximum_buffer_size() {
     }
     // The limit of 1023 bytes is rounded down to the alignment of 64.
     let refused = layout(&task, &limited(1023), 1).unwrap_err().to_string();
-    assert_eq!(refused, "the tensor of slot 1 needs 1024 bytes on GPU0, whose largest buffer is 960 bytes");
+    assert_eq!(refused, "the tensor of slot 1 needs 1 KiB on GPU0, whose largest buffer is 960 B");
 }
 
 #[test]

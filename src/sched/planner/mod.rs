@@ -79,6 +79,7 @@ pub use cost::{Prediction, predict};
 pub use machine::{DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, Machine, PeerLink};
 pub use workload::{BlockSizes, Goal, ModelSizes, Workload};
 
+use crate::size::Bytes;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -152,9 +153,10 @@ pub enum PlannerError {
     Workload,
     /// No placement fits into the memory.
     #[error(
-        "the model does not fit: on one device it needs {needed} bytes, for weights, KV cache and results of a micro-batch, and the \
-         devices have {free} free in all: add devices or free memory on them, or use a shorter context, fewer sequences or a smaller \
-         micro-batch"
+        "the model does not fit: on one device it needs {} for weights, KV cache and results of a micro-batch, and the devices have {} \
+         free in all: add devices or free memory on them, or use a shorter context, fewer sequences or a smaller micro-batch",
+        Bytes(*needed),
+        Bytes(*free)
     )]
     NothingFits {
         /// Bytes of weights, KV cache and results on a device that has all of them.

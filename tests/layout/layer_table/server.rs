@@ -6,7 +6,7 @@ use crate::layers::Layer;
 pub(super) const SERVER: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
-    layer("rpc::server::host_memory", &["device", "rpc::status"], &[]),
+    layer("rpc::server::host_memory", &["size", "device", "rpc::status"], &[]),
     layer("rpc::server::refused_clients", &[], &[]),
     layer(
         "rpc::server::allowed_keys",
@@ -259,6 +259,7 @@ pub(super) const SERVER: &[Layer] = &[
     layer(
         "rpc::server::session",
         &[
+            "size",
             "tensor",
             "ops",
             "graph",

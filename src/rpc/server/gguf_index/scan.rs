@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::poison::Unpoisoned;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -278,8 +278,12 @@ pub(super) fn scan_folder(
 ) -> IndexSnapshot {
     let mut snapshot = IndexSnapshot::default();
     let Listing { mut files, problems, .. } = list_gguf_files(dir, should_continue);
-    for (path, problem) in problems {
-        snapshot.log_problem(before, &path, &problem);
+    for (problem, paths) in problems {
+        // One line for each kind of problem: a folder may have thousands of subfolders that this user may not read.
+        if let Some(first) = paths.first() {
+            let more = if paths.len() > 1 { format!(" (and {} more)", paths.len() - 1) } else { String::new() };
+            snapshot.log_problem(before, first, &format!("{problem}{more}"));
+        }
     }
     files.sort();
     for listed in &files {
@@ -322,8 +326,8 @@ struct Listing {
     files: Vec<ListedFile>,
     /// Symbolic links to folders that were listed, too.
     linked_folders: Vec<PathBuf>,
-    /// What could not be listed, with the reason.
-    problems: Vec<(PathBuf, String)>,
+    /// What could not be listed, by the reason.
+    problems: BTreeMap<String, BTreeSet<PathBuf>>,
 }
 
 /// Lists all files with the extension `gguf` in a folder and its subfolders.
@@ -408,7 +412,7 @@ impl Lister<'_> {
     }
 
     fn add_problem(&mut self, path: &Path, problem: &str) {
-        self.found.problems.push((path.to_owned(), problem.to_owned()));
+        self.found.problems.entry(problem.to_owned()).or_default().insert(path.to_owned());
     }
 }
 

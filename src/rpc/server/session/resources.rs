@@ -12,6 +12,7 @@ use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
+use crate::size::Bytes;
 
 /// Host memory that a buffer is charged: its entries in tables of the session and of the device.
 const BUFFER_BYTES: u64 = 512;
@@ -91,7 +92,7 @@ impl<'a, K> SessionResources<'a, K> {
         if let Err(why) = &handle {
             self.buffers.shrink_to(self.handles.len() as u64 * BUFFER_BYTES);
             let (peer, device) = (self.peer, &target.info().name);
-            let text = format_args!("{peer}: cannot allocate a buffer of {size} bytes on {device}: {why}");
+            let text = format_args!("{peer}: cannot allocate a buffer of {} on {device}: {why}", Bytes(size));
             self.server.logs.log(peer, LogKind::RefusedAllocation, text);
         }
         Ok(handle.ok())

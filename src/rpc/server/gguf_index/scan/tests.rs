@@ -103,12 +103,14 @@ fn link_targets_are_those_of_links_that_a_scan_follows() {
 #[test]
 fn named_pipe_is_rejected_without_blocking() {
     let dir = tempfile::tempdir().expect("a folder");
-    let path = dir.path().join("pipe.gguf");
-    assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+    let [path, other] = ["pipe.gguf", "pipe2.gguf"].map(|name| dir.path().join(name));
+    assert!(std::process::Command::new("mkfifo").args([&path, &other]).status().expect("mkfifo").success());
     // The pipe has no writer: a blocking open would never return.
     assert!(ListedFile::new(&path, false).open().is_err() && ListedFile::new(&path, true).open().is_err());
     let snapshot = scan_folder(dir.path(), &IndexSnapshot::default(), 9, &mut KnownDigests::new(), &|| true);
     assert_files(&snapshot, &IndexSnapshot::default(), &[]);
+    let line = format!("models: {}: not a regular file: ignored (and 1 more)", path.display());
+    assert!(snapshot.problems.len() == 1 && snapshot.problems.contains(&line), "{:?}", snapshot.problems);
 }
 
 /// In a folder that others may write to, a symbolic link may be anyone's: it could lead to a device, or to files of the server.
