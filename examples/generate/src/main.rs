@@ -6,18 +6,16 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use env_logger::{Target, WriteStyle};
-use fanout::device::MappedFile;
-use fanout::gguf::Gguf;
-use fanout::io_hint::io_hint;
 use fanout::printable::printable_line;
 use fanout::registry::RegistryError;
 use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
 use generate::hparams::HParams;
+use generate::model_file::ModelFile;
 use generate::summary::Summary;
 use generate::tensor_names;
 use log::LevelFilter;
@@ -95,8 +93,8 @@ fn start_log(args: &Args) {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.model.display().to_string();
-    let file = MappedFile::open(&args.model).map_err(|e| anyhow!("{path}: {e}{}", io_hint(&e)))?;
-    let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
+    let file = ModelFile::open(&args.model)?;
+    let gguf = file.parse()?;
     let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
         return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);

@@ -6,6 +6,7 @@ use crate::compare::Comparison;
 use crate::console;
 use crate::hparams::HParams;
 use crate::link_traffic::Phase;
+use crate::model_file::ModelFile;
 use crate::parallel::{self, Replies};
 use crate::plan::Plan;
 use crate::report::{PredictedRates, Report};
@@ -13,7 +14,7 @@ use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 use anyhow::{Context, anyhow, bail};
 use fanout::cpu::{CpuDevice, MathMode};
-use fanout::device::{Device, MappedFile};
+use fanout::device::Device;
 use fanout::gguf::Gguf;
 use fanout::io_hint::io_hint;
 use std::borrow::Cow;
@@ -32,7 +33,7 @@ const REFERENCE_MEMORY: u64 = 1 << 40;
 /// write to `out`, or prompts that failed while others did not.
 pub fn run_program(
     args: &Args,
-    file: &MappedFile,
+    file: &ModelFile,
     gguf: &Gguf<'_>,
     hparams: &HParams,
     input: &mut dyn BufRead,
@@ -92,7 +93,7 @@ pub fn run_program(
 /// with `--plan`, which writes the plan to `out` and runs nothing.
 fn planned_args<'a>(
     args: &'a Args,
-    file: &MappedFile,
+    file: &ModelFile,
     gguf: &Gguf<'_>,
     hparams: &HParams,
     prompt: usize,

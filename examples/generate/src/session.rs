@@ -15,6 +15,7 @@ use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
 use crate::load::{self, Weights};
 use crate::model::{KV_PAD, Model, cache_names};
+use crate::model_file::ModelFile;
 use crate::placed_model::PlacedModel;
 use crate::placement::Placement;
 use crate::progress::{LoadStats, Progress, Unit};
@@ -24,7 +25,7 @@ use crate::sample::Sampler;
 use crate::timed_device::TimedDevice;
 use crate::token_history::TokenHistory;
 use anyhow::Context;
-use fanout::device::{Device, MappedFile, MemoryBudget};
+use fanout::device::{Device, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::sched::tensor_group::TensorSplit;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 /// A model spread over devices, and one sequence of tokens.
 pub struct Session<'a> {
     args: &'a Args,
-    file: &'a MappedFile,
+    file: &'a ModelFile,
     weights: Weights<'a>,
     opener: DeviceOpener,
     timed_devices: Vec<Arc<TimedDevice>>,
@@ -76,7 +77,7 @@ impl<'a> Session<'a> {
     /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
     pub fn new(
         args: &'a Args,
-        file: &'a MappedFile,
+        file: &'a ModelFile,
         gguf: &'a Gguf<'_>,
         hparams: &HParams,
         prompt: usize,
@@ -97,7 +98,7 @@ impl<'a> Session<'a> {
             args,
             context,
             file,
-            weights: Weights::new(file.bytes(), gguf),
+            weights: Weights::new(file, gguf),
             opener,
             budget: MemoryBudget::new(u64::MAX),
             split,
