@@ -119,7 +119,8 @@ mod tests {
             std::fs::write(folder.join(name), bytes).unwrap();
             folder.join(name)
         };
-        let parse = |path: &Path| ModelFile::open(path).and_then(|file| file.parse().map(drop)).unwrap_err().to_string();
+        let parse =
+            |path: &Path| ModelFile::open(path).and_then(|file| file.parse().map(drop)).unwrap_err().to_string();
         let first = write("m-00001-of-00002.gguf", 2, 0, "a");
         assert!(parse(&first).contains("m-00002-of-00002.gguf, a part of the split model: "));
         let second = write("m-00002-of-00002.gguf", 2, 1, "b");
@@ -139,7 +140,10 @@ mod tests {
         write("m-00002-of-00002.gguf", 2, 0, "b");
         assert!(parse(&first).contains("not part 2 of the split model"));
         let other = write("m.gguf", 2, 1, "b");
-        assert!(parse(&other).contains("this is part 2 of 2 of a split model: give a name that ends in -00002-of-00002.gguf"));
+        assert!(
+            parse(&other)
+                .contains("this is part 2 of 2 of a split model: give a name that ends in -00002-of-00002.gguf")
+        );
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
