@@ -12,8 +12,8 @@
 //! - Servers: [`servers`] finds their addresses by names and in folders.
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
 //!   classifies errors and limits retries.
-//! - Measurement: [`timed_device`], [`link_traffic`], and [`compare`] (node by node against a reference device).
-//! - Output: [`console`] keeps text and messages apart; [`progress`], [`report`] and [`summary`].
+//! - Measurement: [`timed_device`], [`link_traffic`], [`perplexity`], and [`compare`] (node by node against a reference device).
+//! - Output: [`console`] keeps text and messages apart; [`stop_texts`] and [`interrupt`] end a reply; [`progress`], [`report`] and [`summary`].
 
 pub mod args;
 pub mod chat;
@@ -21,12 +21,14 @@ pub mod compare;
 pub mod console;
 pub mod engine;
 pub mod hparams;
+pub mod interrupt;
 pub mod link_traffic;
 pub mod load;
 pub mod load_by_digest;
 pub mod model;
 pub mod model_file;
 pub mod parallel;
+pub mod perplexity;
 pub mod placed_model;
 pub mod placement;
 pub mod plan;
@@ -37,6 +39,7 @@ pub mod run;
 pub mod sample;
 pub mod servers;
 pub mod session;
+pub mod stop_texts;
 pub mod summary;
 pub mod tensor_names;
 pub mod text_file;

@@ -217,6 +217,23 @@ impl<'a> Session<'a> {
         Ok(token)
     }
 
+    /// Appends tokens to the sequence and returns the logits of the token that follows, with recovery as [`Session::append`].
+    ///
+    /// # Errors
+    /// As [`Session::append`].
+    pub fn append_for_logits(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<f32>> {
+        self.history.push(tokens);
+        let logits = self.with_recovery(|session| {
+            let history = std::mem::take(&mut session.history);
+            let evaluated = session.evaluate_last(&history);
+            session.history = history;
+            evaluated?;
+            session.engine_ready()?.logits(0)?.pop().context("a result without logits (a bug)")
+        })?;
+        self.restore_retry_time();
+        Ok(logits)
+    }
+
     /// How tokens are sampled.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
@@ -255,7 +272,8 @@ impl<'a> Session<'a> {
     fn evaluate_last(&mut self, history: &TokenHistory) -> anyhow::Result<u32> {
         let (now, before) = history.batches().split_last().context("nothing to append")?;
         let (quiet, ubatch) = (self.args.json, self.args.ubatch as usize);
-        let uniform = self.sampler.uniform(0, now.start + now.tokens.len());
+        let sampler = self.sampler.clone();
+        let uniform = sampler.uniform(0, now.start + now.tokens.len());
         let engine = self.engine_ready()?;
         // Replay batch by batch. One large prompt would be faster, but its sums round differently, so that the tokens that follow
         // could differ.
@@ -270,11 +288,12 @@ impl<'a> Session<'a> {
         }
         engine.truncate(now.start);
         let sampled = engine.append(&now.tokens, uniform, &|tokens| task.add(tokens as u64))?;
-        if !sampled.probability.is_nan() {
+        if !sampled.probability.is_nan() && !sampler.penalises() {
             return Ok(sampled.token);
         }
-        let logits = engine.logits(0)?.pop().context("a result without logits (a bug)")?;
-        Ok(self.sampler.sample_on_host(&logits, uniform)?)
+        let mut logits = engine.logits(0)?.pop().context("a result without logits (a bug)")?;
+        sampler.penalise(&mut logits, &history.tokens());
+        Ok(sampler.sample_on_host(&logits, uniform)?)
     }
 
     /// Shortens the sequence to what it has in common with the start of `tokens`, but never to all of them, because their last one
@@ -437,7 +456,7 @@ impl<'a> Session<'a> {
         };
         let [prompt_graph, decode_graph] = self.graph_stats;
         Ok(Report {
-            model: format!("{} {}", self.model.hparams.arch, self.args.model.display()),
+            model: format!("{} {}", self.model.hparams.arch, self.args.model().display()),
             ubatch: self.args.ubatch as usize,
             depth: self.options.depth,
             prompt_graph,
