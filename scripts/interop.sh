@@ -5,7 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 Usage: scripts/interop.sh [generate] [OPTION...]
-       scripts/interop.sh starts|conformance|backend-ops|archs|chat-templates [OPTION...]
+       scripts/interop.sh starts|conformance|backend-ops|archs|chat-templates|vocabularies [OPTION...]
 
 Runs llama.cpp's clients on our rpc-server and compares their results with llama.cpp's local CPU. The client is compiled first
 if necessary (scripts/venv.sh --help).
@@ -16,6 +16,7 @@ if necessary (scripts/venv.sh --help).
   backend-ops  ggml's own tests of the ops, about 14,000 cases, on our server; not part of CI
   archs        llama.cpp's own test of all architectures on our server; not part of CI
   chat-templates  the chat templates in llama.cpp's sources, rendered by examples/generate and by jinja2; not part of CI
+  vocabularies  the vocabulary files in llama.cpp's sources: token ids of examples/generate and of llama.cpp; not part of CI
 
   --versions   also real clients of protocols 5.0, 4.0.2 and 4.0.1 on a selection of the rows, each in an environment of its
                own (not with generate)
@@ -24,9 +25,9 @@ if necessary (scripts/venv.sh --help).
   --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test (not with generate)
   -h, --help   this text
 
-The last five modes have options of their own: scripts/interop.sh MODE --help. The tests of backend-ops and archs are compiled
+The last six modes have options of their own: scripts/interop.sh MODE --help. The tests of backend-ops and archs are compiled
 from the source archive of llama-cpp-python, which pip fetches (77 MB, once), against the client's libraries: a minute each. The
-templates are in the same archive.
+templates and vocabularies are in the same archive.
 
 FANOUT_BUILT: folder with programs that are already built; see scripts/emulate.sh --help.
 FANOUT_SERVER: an rpc-server that is already built, for all modes but `generate`.
@@ -35,17 +36,17 @@ TEXT
 
 mode=interop
 case ${1-} in
-    generate | starts | conformance | backend-ops | archs | chat-templates)
+    generate | starts | conformance | backend-ops | archs | chat-templates | vocabularies)
         mode=$1
         shift
         ;;
 esac
 options=()
 versions=
-if [[ $mode == starts || $mode == conformance || $mode == backend-ops || $mode == archs || $mode == chat-templates ]]; then
+if [[ $mode == starts || $mode == conformance || $mode == backend-ops || $mode == archs || $mode == chat-templates || $mode == vocabularies ]]; then
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
     python=$(scripts/venv.sh)
-    [[ $mode != chat-templates ]] || exec "$python" tests/interop/test_chat_templates.py "$@"
+    [[ $mode != chat-templates && $mode != vocabularies ]] || exec "$python" "tests/interop/test_${mode//-/_}.py" "$@"
     target=${CARGO_TARGET_DIR:-target}
     [[ ${FANOUT_SERVER-} || ${1-} == -h || ${1-} == --help ]] || cargo build --release --locked --bin rpc-server
     exec "$python" "tests/interop/test_${mode//-/_}.py" --binary "${FANOUT_SERVER:-$target/release/rpc-server}" "$@"

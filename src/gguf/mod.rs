@@ -76,6 +76,14 @@ impl<'a> Gguf<'a> {
         Ok(gguf)
     }
 
+    /// As [`Gguf::parse`], and accepts one file of a split model, which has a part of the tensors.
+    ///
+    /// # Errors
+    /// [`GgufError`] for the first invalid part.
+    pub fn parse_part(file: &'a [u8]) -> Result<Gguf<'a>, GgufError> {
+        Ok(Gguf::parse_head(file, file.len())?.0)
+    }
+
     /// Parses the header, the metadata and the tensor infos of a file of `end` bytes. Accepts a file of a split model.
     fn parse_head(head: &'a [u8], end: usize) -> Result<(Gguf<'a>, Reader<'a>), GgufError> {
         let mut reader = Reader::new(head, 0);

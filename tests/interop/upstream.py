@@ -17,7 +17,7 @@ import llama_cpp
 from servers import HERE
 
 # Folders of the archive's vendor/llama.cpp that the tests use.
-SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models/templates")
+SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models")
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-rpc")
 # Further sources of a program, beside upstream/NAME.cpp.
 EXTRA = {

@@ -21,7 +21,7 @@ fn sampler(mode: MathMode, shape: [usize; 2], settings: &Settings, layout: Logit
 }
 
 /// The settings by number in [`Settings::ALL`] that are tried with many tokens.
-const LARGE: [usize; 5] = [0, 2, 4, 6, 7];
+const LARGE: [usize; 6] = [0, 2, 4, 6, 7, 10];
 
 #[test]
 fn tokens_are_those_of_the_reference() {
@@ -70,7 +70,7 @@ fn frequencies_are_the_probabilities() {
     const DRAWS: usize = 1000;
     let row = [0.1f32.ln(), 0.5f32.ln(), 0.4f32.ln(), f32::NEG_INFINITY];
     let squares = 0.01 + 0.25 + 0.16;
-    let settings = |temperature, top_k, top_p| Settings { temperature, top_k, top_p };
+    let settings = |temperature, top_k, top_p| Settings { temperature, top_k, top_p, min_p: 0.0 };
     let cases = [
         (settings(1.0, 0, 1.0), [0.1, 0.5, 0.4, 0.0]),
         (settings(0.5, 0, 1.0), [0.01 / squares, 0.25 / squares, 0.16 / squares, 0.0]),
@@ -80,6 +80,9 @@ fn frequencies_are_the_probabilities() {
         (settings(1.0, 2, 0.55), [0.0, 1.0, 0.0, 0.0]),
         (settings(1.0, 2, 1.0), [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
         (settings(1.0, 0, 0.0), [0.0, 1.0, 0.0, 0.0]),
+        (Settings { min_p: 0.7, ..settings(1.0, 0, 1.0) }, [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
+        (Settings { min_p: 0.7, ..settings(0.5, 3, 0.99) }, [0.0, 0.25 / 0.41, 0.16 / 0.41, 0.0]),
+        (Settings { min_p: 1.0, ..settings(1.0, 0, 1.0) }, [0.0, 1.0, 0.0, 0.0]),
     ];
     let uniform: Vec<f32> = (0..DRAWS).map(|i| (i as f32 + 0.5) / DRAWS as f32).collect();
     for (settings, want) in cases {
@@ -101,7 +104,7 @@ fn equal_logits_go_to_the_lowest_id() {
     let with = |tokens: usize, largest: &[usize]| {
         (0..tokens).map(|i| if largest.contains(&i) { 2.0 } else { -1.0 }).collect::<Vec<f32>>()
     };
-    let settings = |temperature, top_k, top_p| Settings { temperature, top_k, top_p };
+    let settings = |temperature, top_k, top_p| Settings { temperature, top_k, top_p, min_p: 0.0 };
     // Logits, settings, and the tokens of the least, the middle and the largest number.
     let cases: [(Vec<f32>, Settings, [i32; 3]); 6] = [
         (with(256, &[71, 70, 200]), settings(0.0, 0, 1.0), [70; 3]),
@@ -178,6 +181,9 @@ fn invalid_settings_and_logits_are_refused() {
     for top_p in [-0.1, 1.1, f32::NAN] {
         assert!(matches!(Sampling::new(1.0, None, top_p), Err(SamplingError::TopP(_))));
     }
+    for min_p in [-0.1, 1.1, f32::NAN] {
+        assert!(matches!(Sampling::GREEDY.with_min_p(min_p), Err(SamplingError::MinP(_))));
+    }
     assert_eq!(Sampling::new(0.0, None, 1.0), Ok(Sampling::GREEDY));
     for (dtype, ne) in [(DType::F16, [8, 2, 1, 1]), (DType::F32, [8, 2, 2, 1]), (DType::F32, [(1 << 24) + 1, 1, 1, 1])]
     {
@@ -237,7 +243,8 @@ fn ranks_agree_and_exchange_little() {
                         let what = format!("{tokens} tokens, {settings:?}, {layout:?}, {shares:?}, sequence {s}");
                         reference.check(UNIFORM[s], (drawn[0] as i32, drawn[1]), &what);
                     }
-                    let is_by_block = settings.top_p == 1.0 && settings.top_k == 0 && tokens >= 4096;
+                    let is_by_block =
+                        settings.top_p == 1.0 && settings.top_k == 0 && settings.min_p == 0.0 && tokens >= 4096;
                     if !copied || !is_by_block {
                         continue;
                     }

@@ -23,20 +23,24 @@ pub struct Settings {
     pub top_k: usize,
     /// 1: all.
     pub top_p: f32,
+    /// 0: all.
+    pub min_p: f32,
 }
 
 impl Settings {
     /// Greedy, temperatures, and each filter alone and with others.
-    pub const ALL: [Settings; 9] = [
-        Settings { temperature: 0.0, top_k: 0, top_p: 1.0 },
-        Settings { temperature: 1.0, top_k: 0, top_p: 1.0 },
-        Settings { temperature: 0.6, top_k: 0, top_p: 1.0 },
-        Settings { temperature: 2.0, top_k: 0, top_p: 1.0 },
-        Settings { temperature: 1.0, top_k: 0, top_p: 0.9 },
-        Settings { temperature: 0.7, top_k: 0, top_p: 0.5 },
-        Settings { temperature: 1.0, top_k: 5, top_p: 1.0 },
-        Settings { temperature: 1.5, top_k: 40, top_p: 0.95 },
-        Settings { temperature: 1.0, top_k: 1 << 20, top_p: 0.0 },
+    pub const ALL: [Settings; 11] = [
+        Settings { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 },
+        Settings { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 },
+        Settings { temperature: 0.6, top_k: 0, top_p: 1.0, min_p: 0.0 },
+        Settings { temperature: 2.0, top_k: 0, top_p: 1.0, min_p: 0.0 },
+        Settings { temperature: 1.0, top_k: 0, top_p: 0.9, min_p: 0.0 },
+        Settings { temperature: 0.7, top_k: 0, top_p: 0.5, min_p: 0.0 },
+        Settings { temperature: 1.0, top_k: 5, top_p: 1.0, min_p: 0.0 },
+        Settings { temperature: 1.5, top_k: 40, top_p: 0.95, min_p: 0.0 },
+        Settings { temperature: 1.0, top_k: 1 << 20, top_p: 0.0, min_p: 0.0 },
+        Settings { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.2 },
+        Settings { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 },
     ];
 
     /// The library's form.
@@ -44,7 +48,9 @@ impl Settings {
     /// # Panics
     /// For invalid settings.
     pub fn sampling(&self) -> Sampling {
-        Sampling::new(self.temperature, NonZeroUsize::new(self.top_k), self.top_p).unwrap()
+        Sampling::new(self.temperature, NonZeroUsize::new(self.top_k), self.top_p)
+            .and_then(|sampling| sampling.with_min_p(self.min_p))
+            .unwrap()
     }
 }
 
@@ -74,7 +80,7 @@ pub fn logits(kind: usize, tokens: usize, seed: u64) -> Vec<f32> {
 pub struct Reference {
     /// Token and probability.
     kept: Vec<(usize, f64)>,
-    /// How near the cumulative probability of top-p is to that of a token.
+    /// How near the bound of top-p is to the cumulative probability of a token, or that of min-p to a probability.
     margin: f64,
 }
 
@@ -88,7 +94,7 @@ impl Reference {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         let mut margin = f64::INFINITY;
         let filters_k = (1..logits.len()).contains(&settings.top_k);
-        if settings.temperature == 0.0 || filters_k || settings.top_p < 1.0 {
+        if settings.temperature == 0.0 || filters_k || settings.top_p < 1.0 || settings.min_p > 0.0 {
             order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
         }
         if settings.temperature == 0.0 {
@@ -110,6 +116,12 @@ impl Reference {
                 }
             }
             order.truncate(kept);
+        }
+        if settings.min_p > 0.0 {
+            let parts = order.iter().map(|&i| weight(1.0)(logits[i]) - f64::from(settings.min_p));
+            margin = parts.clone().map(f64::abs).fold(margin, f64::min);
+            let kept = parts.filter(|part| *part >= 0.0).count();
+            order.truncate(kept.max(1));
         }
         let tempered = weight(settings.temperature);
         let total: f64 = order.iter().map(|&i| tempered(logits[i])).sum();

@@ -1,10 +1,20 @@
 //! The command line: options, their validation, and their defaults.
 
+mod error;
+mod sampling;
+mod split;
+
+pub use error::ArgsError;
+pub use split::{GroupShares, Split};
+
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use crate::model::KV_PAD;
+use crate::servers::ServerSource;
+use clap::{ArgGroup, Parser, ValueEnum};
 use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::keys::PublicKey;
@@ -13,10 +23,7 @@ use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::DType;
 use log::LevelFilter;
-use thiserror::Error;
-
-use crate::model::KV_PAD;
-use crate::servers::ServerSource;
+use split::{number, split};
 
 /// Tokens to generate at most, if neither `--predict` nor `--chat` is given.
 const TEXT_PREDICT: usize = 64;
@@ -42,12 +49,18 @@ Examples:
 /// RPC servers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(group = ArgGroup::new("sampled").args(["temperature", "chat"]).multiple(true))]
 pub struct Args {
-    /// The model, a GGUF file.
-    pub model: PathBuf,
+    /// The model: a GGUF file, or any part of a split one.
+    #[arg(value_name = "MODEL", required_unless_present = "model_option")]
+    pub model_argument: Option<PathBuf>,
+
+    /// The same as MODEL.
+    #[arg(short, long = "model", value_name = "FILE", conflicts_with = "model_argument")]
+    pub model_option: Option<PathBuf>,
 
     /// Text to continue, or with --chat the message to reply to; special tokens in the text are recognised.
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "prompts", "chat", "info"])]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "prompts", "perplexity", "chat", "info"])]
     pub prompt: Option<String>,
 
     /// Token ids to continue, separated by commas, instead of text. No begin-of-text token is added.
@@ -58,6 +71,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "tokens", "chat", "echo", "warm_up", "compare", "info"])]
     pub prompts: Option<PathBuf>,
 
+    /// Print how well the model predicts the text of a file: the perplexity of its tokens, which are evaluated one by one.
+    #[arg(long, value_name = "FILE",
+        conflicts_with_all = ["prompt", "tokens", "prompts", "chat", "echo", "warm_up", "compare", "info", "plan", "json"])]
+    pub perplexity: Option<PathBuf>,
+
     /// Sequences at a time, each with a KV cache of --ctx tokens [default: 8].
     #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: Option<u16>,
@@ -67,8 +85,8 @@ pub struct Args {
     #[arg(long = "groups", value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub sequence_groups: Option<u16>,
 
-    /// Reply to messages instead of continuing text: to --prompt, or without it to each line of standard input. Messages are
-    /// formatted by the model's own chat template.
+    /// Reply to messages instead of continuing text: to --prompt, and then to each line that is typed; without --prompt to each line of
+    /// standard input. Messages are formatted by the model's own chat template. Ctrl-C ends a reply, and twice the program.
     #[arg(long, conflicts_with_all = ["tokens", "compare", "info"])]
     pub chat: bool,
 
@@ -80,6 +98,10 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
 
+    /// Tell the template that the model should reply without thinking first, for models that can do both.
+    #[arg(long, requires = "chat")]
+    pub no_thinking: bool,
+
     /// Print the prompt before the generated text, with --chat as the model gets it.
     #[arg(long, conflicts_with_all = ["json", "compare", "info"])]
     pub echo: bool,
@@ -87,6 +109,10 @@ pub struct Args {
     /// Tokens to generate, at most; 0 to evaluate the prompt only [default: 64; with --chat until the end of the reply].
     #[arg(short = 'n', long, value_name = "N")]
     pub predict: Option<usize>,
+
+    /// End a reply where this text begins; may be given several times.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["prompts", "json"], value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
 
     /// Continue generating after an end-of-text token.
     #[arg(long)]
@@ -97,6 +123,11 @@ pub struct Args {
     /// the CPU].
     #[arg(short, long, value_name = "LIST")]
     pub device: Option<String>,
+
+    /// Accepted for command lines of llama.cpp: all layers are on the devices of --device and --rpc. Without these, 0 means the CPU.
+    /// `-ngl N` is the same.
+    #[arg(long, value_name = "N", alias = "n-gpu-layers", allow_negative_numbers = true)]
+    pub gpu_layers: Option<GpuLayers>,
 
     /// RPC servers, separated by commas: host or host:port, where the port is 50052 unless given; dns:NAME:PORT for all addresses of
     /// a name, ordered by address; file:DIR for those that `rpc-server --announce DIR` announces. With --retry, names and folders
@@ -122,7 +153,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub ca: Option<PathBuf>,
 
-    /// Recover from lost servers: reconnect for up to this many seconds, reload the lost weights, recompute the state, and
+    /// Wait for servers, and recover from lost ones: connect for up to this many seconds, reload the lost weights, recompute the state, and
     /// continue with the same tokens. Without this option, a lost server ends the run. [default if given without a value: 60]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60", conflicts_with_all = ["compare", "info"],
         value_parser = clap::value_parser!(u32).range(1..=86400))]
@@ -190,20 +221,36 @@ pub struct Args {
     #[arg(long)]
     pub flash_attn: bool,
 
-    /// Sampling temperature; 0 always picks the likeliest token.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
+    /// Sampling temperature; 0 always picks the likeliest token [default: 0, with --chat what the model recommends, else 0.8].
+    #[arg(long = "temp", value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
+    pub temperature: Option<f32>,
+
+    /// The temperature of the run. 0 until [`Args::with_sampling`] has chosen it.
+    #[arg(skip)]
     pub temp: f32,
 
-    /// Top-k sampling: draw only from this many of the likeliest tokens; needs --temp.
-    #[arg(long, value_name = "K", requires = "temp")]
+    /// Top-k sampling: draw only from this many of the likeliest tokens; 0: all. Needs --temp or --chat [default with --chat: what the
+    /// model recommends, else 40].
+    #[arg(long, value_name = "K", requires = "sampled", value_parser = top_k)]
     pub top_k: Option<NonZeroUsize>,
 
-    /// Top-p sampling: draw only from the smallest set of likely tokens with this total probability; needs --temp.
-    #[arg(long, value_name = "P", requires = "temp", value_parser = probability)]
+    /// Top-p sampling: draw only from the smallest set of likely tokens with this total probability; needs --temp or --chat [default
+    /// with --chat: what the model recommends, else 0.95].
+    #[arg(long, value_name = "P", requires = "sampled", value_parser = probability)]
     pub top_p: Option<f32>,
 
-    /// Seed of the random draws; the same seed gives the same tokens; needs --temp.
-    #[arg(long, value_name = "N", requires = "temp")]
+    /// Min-p sampling: draw only tokens that have at least this part of the likeliest token's probability; 0: all. Needs --temp or --chat
+    /// [default with --chat: what the model recommends, else 0.05].
+    #[arg(long, value_name = "P", requires = "sampled", value_parser = part)]
+    pub min_p: Option<f32>,
+
+    /// Make tokens less likely that are among the last 64: divides their logits by this number, or multiplies them if they are negative;
+    /// 1: no change. The client then samples, and reads all logits of each token [default: 1; with --chat what the model recommends].
+    #[arg(long, value_name = "X", value_parser = penalty)]
+    pub repeat_penalty: Option<f32>,
+
+    /// Seed of the random draws; the same seed gives the same tokens; needs --temp or --chat.
+    #[arg(long, value_name = "N", requires = "sampled")]
     pub seed: Option<u64>,
 
     /// Print token ids, rates, and each device's times and bytes as one line of JSON instead of text.
@@ -255,22 +302,26 @@ impl KvType {
     }
 }
 
-/// How a model is split over devices.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Split {
-    /// Whole layers: each device's share of them.
-    Layers(Vec<f32>),
-    /// Groups of devices that each have a part of every layer of the group. Empty: one group of all devices with equal shares.
-    Tensor(Vec<GroupShares>),
+/// The value of `--gpu-layers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// No layer: the CPU.
+    None,
+    /// Any other number, `auto` or `all`.
+    Some,
 }
 
-/// The shares of a tensor group and of its devices.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GroupShares {
-    /// The group's share of the layers; `None` to place them by memory.
-    pub layers: Option<f32>,
-    /// By device: its share of each layer.
-    pub devices: Vec<f32>,
+impl FromStr for GpuLayers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GpuLayers, String> {
+        match text {
+            "0" => Ok(GpuLayers::None),
+            "auto" | "all" => Ok(GpuLayers::Some),
+            number if number.parse::<i32>().is_ok() => Ok(GpuLayers::Some),
+            _ => Err("expected a number, auto or all".to_owned()),
+        }
+    }
 }
 
 /// How CPU devices hold the weights.
@@ -282,97 +333,22 @@ pub enum WeightStorage {
     Mapped,
 }
 
-/// An argument does not match the devices or the model.
-#[derive(Clone, Debug, Error, PartialEq)]
-pub enum ArgsError {
-    /// The number of shares differs from the number of devices.
-    #[error("--split has {shares} shares for {devices} devices: give one for each")]
-    Shares {
-        /// Number of shares given.
-        shares: usize,
-        /// Number of devices.
-        devices: usize,
-    },
-    /// A group with a share of 0, or too many devices.
-    #[error("--split tensor: {0}")]
-    Group(String),
-    /// All shares are 0.
-    #[error("--split gives every device a share of 0: at least one must be above 0")]
-    NoShare,
-    /// `--mem` with devices of servers only.
-    #[error(
-        "--mem limits devices of this machine, but all devices belong to servers: give --mem to rpc-server instead"
-    )]
-    Memory,
-    /// The prompt is empty.
-    #[error(
-        "the prompt has no tokens, and this model adds no begin-of-text token: give a non-empty --prompt, or --tokens"
-    )]
-    NoPrompt,
-    /// A token id outside the vocabulary.
-    #[error("--tokens: the model has no token {token}: its ids are below {vocab}")]
-    Token {
-        /// The id.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
-    /// `--ctx` is smaller than the prompt plus `--predict`.
-    #[error(
-        "--ctx {ctx} is less than {prompt} tokens of the prompt and {predict} of --predict: {needed} are needed; give a larger \
-         --ctx, or a smaller --predict"
-    )]
-    Context {
-        /// Value of `--ctx`.
-        ctx: usize,
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens to generate.
-        predict: usize,
-        /// Sum of both.
-        needed: usize,
-    },
-    /// More positions than a KV cache can have.
-    #[error(
-        "{sequences} sequences with a context of {context} tokens have more than {most} positions: give a smaller --ctx, \
-         --predict or --parallel"
-    )]
-    LargeContext {
-        /// Tokens of each sequence.
-        context: usize,
-        /// Sequences at a time.
-        sequences: usize,
-        /// Positions of a KV cache.
-        most: usize,
-    },
-    /// The conversation leaves no room for a reply.
-    #[error(
-        "the conversation has {prompt} tokens, and the context of {ctx} has no room for a reply: give a larger --ctx"
-    )]
-    ContextFull {
-        /// Capacity of the KV cache.
-        ctx: usize,
-        /// Tokens of the conversation.
-        prompt: usize,
-    },
-    /// Prompts of a file without replies.
-    #[error("--predict 0 with --prompts: give at least 1, because only replies are printed")]
-    NoReplies,
-    /// A file without prompts.
-    #[error("--prompts: the file has no prompt: give one per line")]
-    NoPrompts,
-    /// A report in JSON of more than one reply.
-    #[error("--json prints one report: with --chat, it needs a --prompt")]
-    JsonChat,
-}
-
 impl Args {
+    /// The path of the model.
+    pub fn model(&self) -> &Path {
+        // The parser requires one of them.
+        self.model_argument.as_ref().or(self.model_option.as_ref()).map_or(Path::new(""), PathBuf::as_path)
+    }
+
     /// The list of devices from `servers`, those of `--rpc`, and `--device`; `None` if there are neither.
     ///
     /// # Errors
     /// [`ArgsError::Memory`] for `--mem` with devices of servers only.
     pub fn devices<'a>(&'a self, servers: impl Iterator<Item = &'a str>) -> Result<Option<String>, ArgsError> {
-        let names: Vec<&str> = servers.chain(self.device.as_deref()).collect();
+        let mut names: Vec<&str> = servers.chain(self.device.as_deref()).collect();
+        if names.is_empty() && self.gpu_layers == Some(GpuLayers::None) {
+            names.push("CPU");
+        }
         let list = names.join(",");
         // Only names of remote devices contain a colon.
         let remote = list.split(',').all(|name| name.contains(':'));
@@ -484,32 +460,6 @@ impl Args {
     }
 }
 
-fn split(text: &str) -> Result<Split, String> {
-    let Some(rest) = text.strip_prefix("tensor") else {
-        return text
-            .split(',')
-            .map(|text| number(text, "a share, 0 or more", |x| x >= 0.0))
-            .collect::<Result<_, _>>()
-            .map(Split::Layers);
-    };
-    let groups = match rest.strip_prefix('=') {
-        None if rest.is_empty() => return Ok(Split::Tensor(Vec::new())),
-        None => return Err("expected tensor, tensor=SHARES or shares".to_owned()),
-        Some(groups) => groups.split('/'),
-    };
-    let share = |text: &str| number(text, "a share above 0", |x| x > 0.0);
-    let shares = |group: &str| {
-        let (layers, devices) = group.split_once(':').map_or((None, group), |(layers, rest)| (Some(layers), rest));
-        let devices = devices.split(',').map(share).collect::<Result<_, _>>()?;
-        Ok(GroupShares { layers: layers.map(share).transpose()?, devices })
-    };
-    let groups = groups.map(shares).collect::<Result<Vec<_>, String>>()?;
-    if groups.iter().any(|group| group.layers.is_some() != groups[0].layers.is_some()) {
-        return Err("expected LAYERS: for every group, or for none".to_owned());
-    }
-    Ok(Split::Tensor(groups))
-}
-
 fn token(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "expected token ids such as 1,5,9".to_owned())
 }
@@ -518,13 +468,22 @@ fn temperature(text: &str) -> Result<f32, String> {
     number(text, "a temperature, 0 or at least 0.000001", |x| x == 0.0 || x >= Sampling::MIN_TEMPERATURE)
 }
 
-fn probability(text: &str) -> Result<f32, String> {
-    number(text, "a probability, above 0 and up to 1", |x| x > 0.0 && x <= 1.0)
+/// 0 is all tokens.
+fn top_k(text: &str) -> Result<NonZeroUsize, String> {
+    let count: usize = text.parse().map_err(|_| "expected a number of tokens".to_owned())?;
+    Ok(NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MAX))
 }
 
-/// Parses a finite number that satisfies `fits`. clap prints the error after the value and the option's name.
-fn number(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
-    text.parse().ok().filter(|x: &f32| x.is_finite() && fits(*x)).ok_or_else(|| format!("expected {expected}"))
+fn part(text: &str) -> Result<f32, String> {
+    number(text, "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))
+}
+
+fn penalty(text: &str) -> Result<f32, String> {
+    number(text, "a number above 0", |x| x > 0.0)
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    number(text, "a probability, above 0 and up to 1", |x| x > 0.0 && x <= 1.0)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! - Input: [`args`] is the command line, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
+//! - Input: [`args`] is the command line, [`model_file`] maps the model, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
 //!   metadata that [`fanout::gguf`] parses, and [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
 //! - Weights: [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
 //!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
@@ -12,8 +12,8 @@
 //! - Servers: [`servers`] finds their addresses by names and in folders.
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
 //!   classifies errors and limits retries.
-//! - Measurement: [`timed_device`], [`link_traffic`], and [`compare`] (node by node against a reference device).
-//! - Output: [`console`] keeps text and messages apart; [`progress`], [`report`] and [`summary`].
+//! - Measurement: [`timed_device`], [`link_traffic`], [`perplexity`], and [`compare`] (node by node against a reference device).
+//! - Output: [`console`] keeps text and messages apart; [`stop_texts`] and [`interrupt`] end a reply; [`progress`], [`report`] and [`summary`].
 
 pub mod args;
 pub mod chat;
@@ -21,11 +21,14 @@ pub mod compare;
 pub mod console;
 pub mod engine;
 pub mod hparams;
+pub mod interrupt;
 pub mod link_traffic;
 pub mod load;
 pub mod load_by_digest;
 pub mod model;
+pub mod model_file;
 pub mod parallel;
+pub mod perplexity;
 pub mod placed_model;
 pub mod placement;
 pub mod plan;
@@ -36,6 +39,7 @@ pub mod run;
 pub mod sample;
 pub mod servers;
 pub mod session;
+pub mod stop_texts;
 pub mod summary;
 pub mod tensor_names;
 pub mod text_file;

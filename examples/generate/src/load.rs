@@ -6,6 +6,7 @@
 use crate::hparams::HParams;
 use crate::load_by_digest::{self, LoadProgress};
 use crate::model::{CacheOptions, Model, ModelError, SequenceCache, StoredTensor};
+use crate::model_file::{ModelFile, locate};
 use crate::placement::{PlacedWeight, Placement};
 use crate::progress::{LoadStats, Progress, Unit};
 use fanout::device::{
@@ -64,16 +65,25 @@ pub struct Weights<'a>(HashMap<&'a str, Weight<'a>>);
 #[derive(Debug)]
 pub struct Weight<'a> {
     bytes: &'a [u8],
+    /// Number of the file, for a split model.
+    part: usize,
     offset: u64,
     digest: OnceLock<[u8; 32]>,
 }
 
 impl<'a> Weights<'a> {
-    /// The weights of the parsed `gguf`, which borrow from the mapped `file`.
-    pub fn new(file: &'a [u8], gguf: &'a Gguf<'_>) -> Weights<'a> {
+    /// The weights of the parsed model, which borrow from its mapped files.
+    pub fn new(file: &'a ModelFile, gguf: &'a Gguf<'_>) -> Weights<'a> {
+        let parts: Vec<&[u8]> = file.parts().iter().map(MappedFile::bytes).collect();
+        Weights::of_parts(&parts, gguf)
+    }
+
+    /// The weights in the bytes of one file, or of all parts of a split model.
+    pub fn of_parts(parts: &[&'a [u8]], gguf: &'a Gguf<'_>) -> Weights<'a> {
         let tensors = gguf.tensors.iter().filter_map(|info| {
-            let (bytes, offset) = (file.get(info.bytes.clone())?, info.bytes.start as u64);
-            Some((&*info.name, Weight { bytes, offset, digest: OnceLock::new() }))
+            let (part, bytes) = locate(parts, info.bytes.clone())?;
+            let (bytes, offset) = (parts[part].get(bytes.clone())?, bytes.start as u64);
+            Some((&*info.name, Weight { bytes, part, offset, digest: OnceLock::new() }))
         });
         Weights(tensors.collect())
     }
@@ -164,7 +174,7 @@ pub fn load(
     loaded
 }
 
-/// Gives the weights of a device the pages of the mapped file as their memory, read-only: see [`ImportHost::import_read_only`].
+/// Gives the weights of a device the pages of the mapped files as their memory, read-only: see [`ImportHost::import_read_only`].
 /// Nothing is read or copied. Returns the bytes of the device's weights; 0 for a device that cannot use the host's memory. The
 /// weights of such devices, and parts that are not consecutive bytes of the file, are left to [`load`].
 ///
@@ -176,12 +186,13 @@ pub fn map_weights(
     model: &mut Model,
     weights: &Weights<'_>,
     (placement, split): (&Placement, &TensorSplit),
-    file: &MappedFile,
+    file: &ModelFile,
     (number, device): (usize, &dyn Device),
 ) -> Result<u64, LoadError> {
     let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
     let Some(import) = device.import_host() else { return Ok(0) };
-    let buffer = import.import_read_only(file.map_read_only(0..file.len())?).map_err(failed)?;
+    let buffer = |part: &MappedFile| import.import_read_only(part.map_read_only(0..part.len())?).map_err(failed);
+    let buffers = file.parts().iter().map(buffer).collect::<Result<Vec<_>, _>>()?;
     let mut bytes = 0;
     for placed in &placement.weights {
         let Some(rank) = rank_of(split, placed.group, number) else { continue };
@@ -189,6 +200,7 @@ pub fn map_weights(
         let part = part(split, &placed.name, rank)?;
         if let Some(stored) = model.weights.get_mut(&placed.name)
             && part.runs.count() == 1
+            && let Some(buffer) = buffers.get(weight.part)
         {
             let (offset, part_bytes) = (weight.offset + part.runs.offset(), part.runs.bytes());
             stored.regions[rank] = Some(buffer.region(offset, part_bytes).map_err(failed)?);

@@ -190,7 +190,7 @@ mod tests {
         infos.iter().for_each(|info| rng.fill(&mut file[info.bytes.clone()]));
         let want: Vec<Vec<u8>> = infos.iter().map(|info| file[info.bytes.clone()].to_vec()).collect();
         let gguf = Gguf::parse(&file).unwrap();
-        let weights = Weights::new(&file, &gguf);
+        let weights = Weights::of_parts(&[&file], &gguf);
 
         let inner = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 30).unwrap();
         let disk = want.iter().enumerate().map(|(i, bytes)| on_disk(i, bytes)).collect();

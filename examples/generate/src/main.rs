@@ -2,28 +2,29 @@
 
 mod manual;
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use env_logger::{Target, WriteStyle};
-use fanout::device::MappedFile;
-use fanout::gguf::Gguf;
-use fanout::io_hint::io_hint;
 use fanout::printable::printable_line;
 use fanout::registry::RegistryError;
 use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
 use generate::hparams::HParams;
+use generate::interrupt::Interrupt;
+use generate::model_file::ModelFile;
 use generate::summary::Summary;
 use generate::tensor_names;
 use log::LevelFilter;
 
 fn main() -> ExitCode {
-    let matches = manual::command().get_matches();
+    let matches = manual::command().get_matches_from(known_spelling(env::args_os()));
     let done = match matches.get_one::<PathBuf>(manual::OPTION) {
         Some(folder) => manual::write(folder),
         None => {
@@ -43,6 +44,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// llama.cpp's spelling of an option with one hyphen and several letters, which this program's parser does not have.
+fn known_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    args.map(|arg| if arg == "-ngl" { "--gpu-layers".into() } else { arg })
 }
 
 /// Whether an argument is wrong, which only the model or the list of devices has shown.
@@ -94,13 +100,15 @@ fn start_log(args: &Args) {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    let path = args.model.display().to_string();
-    let file = MappedFile::open(&args.model).map_err(|e| anyhow!("{path}: {e}{}", io_hint(&e)))?;
-    let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
+    let path = args.model().display().to_string();
+    let file = ModelFile::open(args.model())?;
+    let gguf = file.parse()?;
     let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
         return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);
     }
-    tensor_names::check(&gguf, &hparams).with_context(|| path)?;
-    generate::run::run_program(args, &file, &gguf, &hparams, &mut io::stdin().lock(), &mut TextWriter)
+    tensor_names::check(&gguf, &hparams).with_context(|| path.clone())?;
+    let args = &args.clone().with_sampling(&gguf.metadata).with_context(|| path)?;
+    let interrupt = Interrupt::on_signal().context("the handler of Ctrl-C")?;
+    generate::run::run_program(args, &file, &gguf, &hparams, (&mut io::stdin().lock(), &interrupt), &mut TextWriter)
 }

@@ -238,12 +238,14 @@ impl<'a> Replies<'a> {
         for (row, (output, sampled)) in results.into_iter().enumerate() {
             let number = self.number(group, output.sequence).context("a result of no sequence (a bug)")?;
             let mut token = Ok(sampled.token);
-            if sampled.probability.is_nan() {
+            if sampled.probability.is_nan() || sampler.penalises() {
                 if logits.is_none() {
                     logits = Some(engine.logits(group)?);
                 }
                 let logits =
-                    logits.as_ref().and_then(|rows| rows.get(row)).context("a result without logits (a bug)")?;
+                    logits.as_mut().and_then(|rows| rows.get_mut(row)).context("a result without logits (a bug)")?;
+                let Job { prompt, reply, .. } = &self.jobs[number];
+                sampler.penalise(logits, &[&**prompt, &**reply].concat());
                 token = sampler.sample_on_host(logits, sampler.uniform(number as u64, output.position + 1));
             }
             let job = &mut self.jobs[number];

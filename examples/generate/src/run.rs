@@ -5,15 +5,20 @@ use crate::chat::{self, ChatTemplate, Conversation, Prompt, TEMPLATE_KEY};
 use crate::compare::Comparison;
 use crate::console;
 use crate::hparams::HParams;
+use crate::interrupt::Interrupt;
 use crate::link_traffic::Phase;
+use crate::model_file::ModelFile;
 use crate::parallel::{self, Replies};
+use crate::perplexity;
 use crate::plan::Plan;
 use crate::report::{PredictedRates, Report};
 use crate::session::Session;
+use crate::stop_texts::StopTexts;
+use crate::text_file::read_text_file;
 use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 use anyhow::{Context, anyhow, bail};
 use fanout::cpu::{CpuDevice, MathMode};
-use fanout::device::{Device, MappedFile};
+use fanout::device::Device;
 use fanout::gguf::Gguf;
 use fanout::io_hint::io_hint;
 use std::borrow::Cow;
@@ -24,18 +29,21 @@ use std::sync::Arc;
 /// Memory limit in bytes of the reference device of `--compare`: effectively unlimited.
 const REFERENCE_MEMORY: u64 = 1 << 40;
 
+/// Longest text of `--perplexity` in bytes.
+const MAX_TEXT_BYTES: usize = 1 << 20;
+
 /// Runs the program as the command line specifies. Text and JSON reports go to `out`; progress, logs and the plain report go to
-/// standard error. The messages of an interactive chat come from `input`.
+/// standard error. The messages of an interactive chat come from `input`; `interrupt` ends a reply.
 ///
 /// # Errors
 /// Invalid arguments, an unsupported model, tokenizer or chat template, a device failure that was not recovered from, a failed
 /// write to `out`, or prompts that failed while others did not.
 pub fn run_program(
     args: &Args,
-    file: &MappedFile,
+    file: &ModelFile,
     gguf: &Gguf<'_>,
     hparams: &HParams,
-    input: &mut dyn BufRead,
+    (input, interrupt): (&mut dyn BufRead, &Interrupt),
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::read(&gguf.metadata);
@@ -50,6 +58,15 @@ pub fn run_program(
         let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
         let totals = Report { load, predicted, ..replies.run(&mut session, out)? };
         return finish(args, &mut session, totals, out);
+    }
+    if let Some(path) = &args.perplexity {
+        let text = read_text_file(path, MAX_TEXT_BYTES, "a text of up to 1 MiB")
+            .map_err(|e| anyhow!("--perplexity {}: {e}{}", path.display(), io_hint(&e)))?;
+        let tokens = needed(&tokenizer)?.encode(&text)?;
+        args.check_prompt(&tokens, hparams.vocab)?;
+        let mut session = Session::new(args, file, gguf, hparams, tokens.len())?;
+        session.load()?;
+        return perplexity::write(&mut session, &tokens, out);
     }
     let mut conversation = if args.chat { Some(conversation(args, gguf, needed(&tokenizer)?)?) } else { None };
     let prompt = match (&args.tokens, &args.prompt, &mut conversation) {
@@ -76,13 +93,19 @@ pub fn run_program(
     }
     let load = session.load()?;
     let totals = Report { load, predicted, ..Report::default() };
-    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), out, totals };
-    match (prompt, conversation) {
-        (Some(prompt), _) => {
-            run.reply(&prompt)?;
+    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), interrupt, out, totals };
+    let mut reply = String::new();
+    if let Some(prompt) = &prompt {
+        reply = run.reply(prompt)?;
+    }
+    // A first message on the command line is the only one, unless more can be typed.
+    if let Some(mut conversation) = conversation
+        && (prompt.is_none() || !args.json && io::stdin().is_terminal())
+    {
+        if prompt.is_some() {
+            conversation.add_reply(reply);
         }
-        (None, Some(conversation)) => run.converse(conversation, input)?,
-        (None, None) => {}
+        run.converse(conversation, input)?;
     }
     let Run { mut session, totals, out, .. } = run;
     finish(args, &mut session, totals, out)
@@ -92,7 +115,7 @@ pub fn run_program(
 /// with `--plan`, which writes the plan to `out` and runs nothing.
 fn planned_args<'a>(
     args: &'a Args,
-    file: &MappedFile,
+    file: &ModelFile,
     gguf: &Gguf<'_>,
     hparams: &HParams,
     prompt: usize,
@@ -137,6 +160,7 @@ fn conversation<'a>(args: &Args, gguf: &Gguf<'_>, tokenizer: &'a Tokenizer) -> a
         })?,
     };
     let template = ChatTemplate::new(source, tokenizer.special_tokens(), jiff::Zoned::now())?;
+    let template = template.with_thinking(!args.no_thinking);
     Ok(Conversation::new(template, tokenizer, args.system.as_deref())?)
 }
 
@@ -145,6 +169,7 @@ struct Run<'a> {
     args: &'a Args,
     session: Session<'a>,
     tokenizer: Option<&'a Tokenizer>,
+    interrupt: &'a Interrupt,
     out: &'a mut dyn Write,
     /// Sums over all prompts.
     totals: Report,
@@ -177,9 +202,12 @@ impl Run<'_> {
     /// Evaluates the prompt, as far as the KV cache does not have it from earlier turns, then decodes token by token until an end
     /// token or the limit. Writes and returns the text.
     fn reply(&mut self, prompt: &Prompt) -> anyhow::Result<String> {
-        let Run { args, session, tokenizer, out, totals } = self;
+        let Run { args, session, tokenizer, interrupt, out, totals } = self;
         let predict = args.predict(prompt.tokens.len(), session.context())?;
-        let mut text = TextOutput { out: &mut **out, stream: tokenizer.map(DecodeStream::new), silent: args.json };
+        let stops = StopTexts::new(&args.stop);
+        let mut text =
+            TextOutput { out: &mut **out, stream: tokenizer.map(DecodeStream::new), stops, silent: args.json };
+        let interruptible = interrupt.begin_reply();
         let kept = session.keep_common_prefix(&prompt.tokens);
         let new = &prompt.tokens[kept..];
         if args.warm_up && kept == 0 {
@@ -208,6 +236,10 @@ impl Run<'_> {
             count += 1;
             log::debug!("token {}: {token}", totals.tokens.len());
             reply += &text.token(token)?;
+            ended = text.stops.is_found() || interruptible.is_interrupted();
+            if ended {
+                break;
+            }
             if count < predict {
                 totals.decode_time += session.timed(|session| {
                     token = session.append(&[token])?;
@@ -216,7 +248,7 @@ impl Run<'_> {
                 totals.decoded += 1;
             }
         }
-        text.finish()?;
+        reply += &text.finish()?;
         totals.add_busy_times(Phase::Decode, session.take_busy_times());
         if args.chat && args.predict.is_none() && !ended {
             log::warn!(
@@ -256,6 +288,7 @@ fn finish(args: &Args, session: &mut Session<'_>, totals: Report, out: &mut dyn 
 struct TextOutput<'a> {
     out: &'a mut dyn Write,
     stream: Option<DecodeStream<'a>>,
+    stops: StopTexts<'a>,
     silent: bool,
 }
 
@@ -263,15 +296,23 @@ impl TextOutput<'_> {
     fn echo(&mut self, prompt: &Prompt) -> io::Result<()> {
         match &prompt.text {
             Some(text) => self.write(text),
-            None => prompt.tokens.iter().try_for_each(|&token| self.token(token).map(drop)),
+            None => prompt.tokens.iter().try_for_each(|&token| {
+                let text = self.text(token);
+                self.write(&text)
+            }),
         }
     }
 
-    /// Writes a token; returns its text.
+    /// Writes a token of the reply; returns its text, up to a stop text.
     fn token(&mut self, token: u32) -> io::Result<String> {
-        let text = self.stream.as_mut().map_or_else(|| format!("{token} "), |stream| stream.push(token));
+        let text = self.text(token);
+        let text = self.stops.push(&text);
         self.write(&text)?;
         Ok(text)
+    }
+
+    fn text(&mut self, token: u32) -> String {
+        self.stream.as_mut().map_or_else(|| format!("{token} "), |stream| stream.push(token))
     }
 
     fn write(&mut self, text: &str) -> io::Result<()> {
@@ -282,9 +323,13 @@ impl TextOutput<'_> {
         self.out.flush()
     }
 
-    fn finish(mut self) -> io::Result<()> {
+    /// Writes the rest of the reply, and returns it.
+    fn finish(mut self) -> io::Result<String> {
         let rest = self.stream.take().map_or("", DecodeStream::finish);
-        self.write(&format!("{rest}\n"))
+        let mut text = self.stops.push(rest);
+        text += &std::mem::replace(&mut self.stops, StopTexts::new(&[])).finish();
+        self.write(&format!("{text}\n"))?;
+        Ok(text)
     }
 }
 

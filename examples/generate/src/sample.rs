@@ -3,9 +3,12 @@
 
 use crate::args::Args;
 use fanout::sched::sampling::{Sampling, SamplingError};
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 use std::num::NonZeroUsize;
 use thiserror::Error;
+
+/// Tokens at the end of a sequence that `--repeat-penalty` makes less likely, as in llama.cpp.
+const PENALISED_TOKENS: usize = 64;
 
 /// How the tokens of all sequences are sampled.
 #[derive(Clone, Debug)]
@@ -14,6 +17,9 @@ pub struct Sampler {
     temperature: f32,
     top_k: Option<NonZeroUsize>,
     top_p: f32,
+    min_p: f32,
+    /// 1: no penalty.
+    repeat_penalty: f32,
     seed: u64,
 }
 
@@ -59,12 +65,13 @@ impl Ord for Candidate {
 impl Sampler {
     /// As [`Sampling::new`]. The uniform numbers follow from `seed`.
     pub fn new(temperature: f32, top_k: Option<NonZeroUsize>, top_p: f32, seed: u64) -> Sampler {
-        Sampler { temperature, top_k, top_p, seed }
+        Sampler { temperature, top_k, top_p, min_p: 0.0, repeat_penalty: 1.0, seed }
     }
 
     /// By the options of a run.
     pub fn from_args(args: &Args, seed: u64) -> Sampler {
-        Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed)
+        let (min_p, repeat_penalty) = (args.min_p.unwrap_or_default(), args.repeat_penalty.unwrap_or(1.0));
+        Sampler { min_p, repeat_penalty, ..Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed) }
     }
 
     /// For the nodes of the graph.
@@ -72,7 +79,22 @@ impl Sampler {
     /// # Errors
     /// A number out of its range.
     pub fn sampling(&self) -> Result<Sampling, SamplingError> {
-        Sampling::new(self.temperature, self.top_k, self.top_p)
+        Sampling::new(self.temperature, self.top_k, self.top_p)?.with_min_p(self.min_p)
+    }
+
+    /// Whether tokens depend on earlier ones, so that the host must sample.
+    pub fn penalises(&self) -> bool {
+        self.repeat_penalty != 1.0
+    }
+
+    /// Makes those tokens less likely that are among the last ones of a sequence.
+    pub fn penalise(&self, logits: &mut [f32], sequence: &[u32]) {
+        let last: HashSet<u32> = sequence.iter().rev().take(PENALISED_TOKENS).copied().collect();
+        for token in last {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit = if *logit > 0.0 { *logit / self.repeat_penalty } else { *logit * self.repeat_penalty };
+            }
+        }
     }
 
     /// The number from 0 to below 1 by which the token behind `position` of a sequence is drawn. It depends on nothing else, so
@@ -99,11 +121,12 @@ impl Sampler {
         Ok(draw(&kept, |logit| (f64::from(logit - best.logit) / scale).exp(), uniform).unwrap_or(best.token))
     }
 
-    /// The tokens that top-k and top-p keep, at least one, in descending order; all tokens in the order of their ids without them.
+    /// The tokens that top-k, top-p and min-p keep, at least one, in descending order; all tokens in the order of their ids without them.
     fn likeliest(&self, logits: &[f32], largest: f32) -> Vec<Candidate> {
         let all = logits.iter().zip(0..).map(|(&logit, token)| Candidate { logit, token });
         let top_k = self.top_k.map_or(usize::MAX, NonZeroUsize::get);
-        if self.top_p >= 1.0 && top_k >= logits.len() {
+        let (top_p, min_p) = (self.top_p, self.min_p);
+        if top_p >= 1.0 && min_p <= 0.0 && top_k >= logits.len() {
             return all.collect();
         }
         // A heap instead of a sort: usually only a few of some 100,000 tokens are popped.
@@ -114,12 +137,15 @@ impl Sampler {
             kept.extend(std::iter::from_fn(|| heap.pop()).take(top_k));
             heap = std::mem::take(&mut kept).into();
         }
-        let enough = f64::from(self.top_p) * heap.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
+        let enough = f64::from(top_p) * heap.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
         let mut sum = 0.0;
         while let Some(next) = heap.pop() {
+            if weight(next.logit) < f64::from(min_p) {
+                break;
+            }
             kept.push(next);
             sum += weight(next.logit);
-            if sum >= enough && self.top_p < 1.0 {
+            if sum >= enough && top_p < 1.0 {
                 break;
             }
         }
@@ -163,6 +189,17 @@ mod tests {
         Sampler::new(temperature, NonZeroUsize::new(top_k), top_p, 7)
     }
 
+    /// llama.cpp's rule, once for each of the last 64 tokens.
+    #[test]
+    fn repeated_tokens_are_less_likely() {
+        let sampler = Sampler { repeat_penalty: 2.0, ..sampler(0.0, 0, 1.0) };
+        let mut logits = [4.0, 3.0, -1.0, 0.5, LOW];
+        let long: Vec<u32> = [1].into_iter().chain([0, 2, 4, 9].into_iter().cycle().take(64)).collect();
+        sampler.penalise(&mut logits, &long);
+        assert_eq!(logits, [2.0, 3.0, -2.0, 0.5, LOW]);
+        assert_eq!(sampler.sample_on_host(&logits, 0.0), Ok(1));
+    }
+
     #[test]
     fn greedy_sampling_breaks_ties_by_lowest_id() {
         let cases: [(&[f32], u32); 5] =
@@ -202,15 +239,20 @@ mod tests {
             (1.0, 2, 0.55, [0.0, 1.0, 0.0, 0.0]),
             (1.0, 1, 1.0, [0.0, 1.0, 0.0, 0.0]),
         ];
-        for (temperature, top_k, top_p, expected) in cases {
-            let sampler = sampler(temperature, top_k, top_p);
+        let cases = cases.map(|(temperature, top_k, top_p, expected)| (sampler(temperature, top_k, top_p), expected));
+        let min_p = [
+            (Sampler { min_p: 0.7, ..sampler(1.0, 0, 1.0) }, [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
+            (Sampler { min_p: 0.7, ..sampler(0.5, 3, 0.99) }, [0.0, 0.25 / 0.41, 0.16 / 0.41, 0.0]),
+            (Sampler { min_p: 1.0, ..sampler(1.0, 0, 1.0) }, [0.0, 1.0, 0.0, 0.0]),
+        ];
+        for (sampler, expected) in cases.into_iter().chain(min_p) {
             let mut counts = [0.0; 4];
             for position in 0..DRAWS {
                 let token = sampler.sample_on_host(&logits, sampler.uniform(0, position)).unwrap();
                 counts[token as usize] += 1.0 / DRAWS as f64;
             }
             for (got, want) in counts.into_iter().zip(expected) {
-                assert!((got - want).abs() < 0.015 && (want > 0.0 || got == 0.0), "{temperature} {top_p}: {counts:?}");
+                assert!((got - want).abs() < 0.015 && (want > 0.0 || got == 0.0), "{sampler:?}: {counts:?}");
             }
         }
     }

@@ -15,6 +15,7 @@ use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
 use crate::load::{self, Weights};
 use crate::model::{KV_PAD, Model, cache_names};
+use crate::model_file::ModelFile;
 use crate::placed_model::PlacedModel;
 use crate::placement::Placement;
 use crate::progress::{LoadStats, Progress, Unit};
@@ -24,7 +25,7 @@ use crate::sample::Sampler;
 use crate::timed_device::TimedDevice;
 use crate::token_history::TokenHistory;
 use anyhow::Context;
-use fanout::device::{Device, MappedFile, MemoryBudget};
+use fanout::device::{Device, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::sched::tensor_group::TensorSplit;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 /// A model spread over devices, and one sequence of tokens.
 pub struct Session<'a> {
     args: &'a Args,
-    file: &'a MappedFile,
+    file: &'a ModelFile,
     weights: Weights<'a>,
     opener: DeviceOpener,
     timed_devices: Vec<Arc<TimedDevice>>,
@@ -76,7 +77,7 @@ impl<'a> Session<'a> {
     /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
     pub fn new(
         args: &'a Args,
-        file: &'a MappedFile,
+        file: &'a ModelFile,
         gguf: &'a Gguf<'_>,
         hparams: &HParams,
         prompt: usize,
@@ -97,7 +98,7 @@ impl<'a> Session<'a> {
             args,
             context,
             file,
-            weights: Weights::new(file.bytes(), gguf),
+            weights: Weights::new(file, gguf),
             opener,
             budget: MemoryBudget::new(u64::MAX),
             split,
@@ -216,6 +217,23 @@ impl<'a> Session<'a> {
         Ok(token)
     }
 
+    /// Appends tokens to the sequence and returns the logits of the token that follows, with recovery as [`Session::append`].
+    ///
+    /// # Errors
+    /// As [`Session::append`].
+    pub fn append_for_logits(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<f32>> {
+        self.history.push(tokens);
+        let logits = self.with_recovery(|session| {
+            let history = std::mem::take(&mut session.history);
+            let evaluated = session.evaluate_last(&history);
+            session.history = history;
+            evaluated?;
+            session.engine_ready()?.logits(0)?.pop().context("a result without logits (a bug)")
+        })?;
+        self.restore_retry_time();
+        Ok(logits)
+    }
+
     /// How tokens are sampled.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
@@ -254,7 +272,8 @@ impl<'a> Session<'a> {
     fn evaluate_last(&mut self, history: &TokenHistory) -> anyhow::Result<u32> {
         let (now, before) = history.batches().split_last().context("nothing to append")?;
         let (quiet, ubatch) = (self.args.json, self.args.ubatch as usize);
-        let uniform = self.sampler.uniform(0, now.start + now.tokens.len());
+        let sampler = self.sampler.clone();
+        let uniform = sampler.uniform(0, now.start + now.tokens.len());
         let engine = self.engine_ready()?;
         // Replay batch by batch. One large prompt would be faster, but its sums round differently, so that the tokens that follow
         // could differ.
@@ -269,11 +288,12 @@ impl<'a> Session<'a> {
         }
         engine.truncate(now.start);
         let sampled = engine.append(&now.tokens, uniform, &|tokens| task.add(tokens as u64))?;
-        if !sampled.probability.is_nan() {
+        if !sampled.probability.is_nan() && !sampler.penalises() {
             return Ok(sampled.token);
         }
-        let logits = engine.logits(0)?.pop().context("a result without logits (a bug)")?;
-        Ok(self.sampler.sample_on_host(&logits, uniform)?)
+        let mut logits = engine.logits(0)?.pop().context("a result without logits (a bug)")?;
+        sampler.penalise(&mut logits, &history.tokens());
+        Ok(sampler.sample_on_host(&logits, uniform)?)
     }
 
     /// Shortens the sequence to what it has in common with the start of `tokens`, but never to all of them, because their last one
@@ -436,7 +456,7 @@ impl<'a> Session<'a> {
         };
         let [prompt_graph, decode_graph] = self.graph_stats;
         Ok(Report {
-            model: format!("{} {}", self.model.hparams.arch, self.args.model.display()),
+            model: format!("{} {}", self.model.hparams.arch, self.args.model().display()),
             ubatch: self.args.ubatch as usize,
             depth: self.options.depth,
             prompt_graph,

@@ -37,15 +37,20 @@ impl TokenHistory {
         &self.batches
     }
 
-    /// Number of tokens at the start of the sequence that are also the start of `tokens`.
-    pub fn common_prefix(&self, tokens: &[u32]) -> usize {
+    /// The tokens of the sequence.
+    pub fn tokens(&self) -> Vec<u32> {
         let mut sequence: Vec<u32> = Vec::with_capacity(self.length);
         for batch in &self.batches {
             sequence.truncate(batch.start);
             sequence.extend(&batch.tokens);
         }
         sequence.truncate(self.length);
-        sequence.iter().zip(tokens).take_while(|(before, now)| before == now).count()
+        sequence
+    }
+
+    /// Number of tokens at the start of the sequence that are also the start of `tokens`.
+    pub fn common_prefix(&self, tokens: &[u32]) -> usize {
+        self.tokens().iter().zip(tokens).take_while(|(before, now)| before == now).count()
     }
 }
 

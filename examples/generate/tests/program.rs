@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -334,6 +334,47 @@ fn ignored_parts_of_a_file_are_named_once() {
     ] {
         assert_eq!(log.matches(record).count(), 1, "{record}\n{log}");
     }
+}
+
+/// A message on the command line is the whole conversation where no other can be typed. Each end of the chat prints the reply and the report.
+#[test]
+fn a_chat_of_one_message_ends() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat");
+    fs::create_dir_all(&folder).unwrap();
+    let (file, template) = (folder.join("model.gguf"), folder.join("template.jinja"));
+    fs::write(&file, model().to_bytes().unwrap()).unwrap();
+    fs::write(&template, "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}").unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+    program
+        .arg("-m")
+        .arg(&file)
+        .args(["--chat", "-p", "x", "-n", "3", "--echo", "-ngl", "0", "-t", "1", "--seed", "1"]);
+    let output = program.arg("--chat-template").arg(&template).stdin(Stdio::piped()).output().unwrap();
+    let (text, messages) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.starts_with("user:x ") && !text.contains("assistant:"), "{text}{messages}");
+    assert!(messages.contains("CPU"), "{messages}");
+}
+
+/// Ctrl-C ends the reply; the program then ends as after any other reply.
+#[test]
+fn a_signal_ends_the_reply() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("signal");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("model.gguf");
+    fs::write(&file, model().text("tokenizer.ggml.model", "bert").to_bytes().unwrap()).unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+    program.arg(&file).args(["--tokens", "1", "-n", "200000", "--ignore-eos", "-d", "CPU", "-t", "1"]);
+    let mut program = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut text = program.stdout.take().unwrap();
+    text.read_exact(&mut [0; 20]).unwrap();
+    let number = program.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &number]).status().unwrap().success());
+    let mut rest = String::new();
+    text.read_to_string(&mut rest).unwrap();
+    let output = program.wait_with_output().unwrap();
+    let report = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && rest.ends_with("0 \n") && rest.len() < 2 * 200_000 - 20, "{report}");
+    assert!(report.contains("tok"), "{report}");
 }
 
 /// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.

@@ -6,7 +6,8 @@
 //!
 //! A token sees a cell that has its own tag and no later position. For whole numbers, `h = (cell tag - token tag)^2 +
 //! max(cell position - token position, 0)` is 0 for these and at least 1 for all others, so that `-1e30 h` is the mask: as F16 it is 0 or
-//! minus infinity, and in F32 the exponential of a score that it is added to is 0.
+//! minus infinity, and in F32 the exponential of a score that it is added to is 0. With a sliding window of w positions,
+//! `max(token position - cell position - (w - 1), 0)` is added to `h`.
 
 use crate::graph::{BuildError, TensorId};
 use crate::ops::OutputSpec;
@@ -17,6 +18,7 @@ use crate::ops::rows::Rows;
 use crate::ops::unary::{Unary, UnaryKind};
 use crate::sched::TaskBuilder;
 use crate::tensor::{DType, TensorDesc};
+use std::num::NonZeroU32;
 
 /// The mask for `h = 1`. As tags are below 2^24, `h` is below 2^49, so that no product with it overflows F32.
 const HIDDEN: f32 = -1e30 / (1u64 << 24) as f32;
@@ -60,8 +62,8 @@ pub fn record_cells(
     Ok(())
 }
 
-/// Adds the nodes that make the mask of a batch, for attention over the first `seen` cells: `[seen, tokens]` of `dtype`, F16 or F32.
-/// Call [`record_cells`] before.
+/// Adds the nodes that make the mask of a batch, for attention over the first `seen` cells: `[seen, tokens]` of `dtype`, F16 or F32. With
+/// a `window`, a token sees only its own position and the `window - 1` before it. Call [`record_cells`] before.
 ///
 /// # Errors
 /// Tensors of other types or shapes than documented; more cells than there are.
@@ -70,6 +72,7 @@ pub fn mask(
     cells: CellTensors,
     tokens: TokenInputs,
     (seen, dtype): (usize, DType),
+    window: Option<NonZeroU32>,
     device: usize,
 ) -> Result<TensorId, BuildError> {
     let count = builder.desc(tokens.tags)?.ne()[1];
@@ -89,8 +92,15 @@ pub fn mask(
         let node = builder.node(op, &[Some(of)]);
         place(builder, node, name, device)
     };
-    let later = difference(builder, cells.positions, tokens.positions)?;
-    let later = unary(builder, Unary::Kind(UnaryKind::Relu), "mask_later", later)?;
+    let distance = difference(builder, cells.positions, tokens.positions)?;
+    let mut later = unary(builder, Unary::Kind(UnaryKind::Relu), "mask_later", distance)?;
+    if let Some(window) = window {
+        let before = Unary::Scale { scale: -1.0, bias: 1.0 - window.get() as f32 };
+        let before = unary(builder, before, "mask_before", distance)?;
+        let before = unary(builder, Unary::Kind(UnaryKind::Relu), "mask_outside", before)?;
+        let outside = builder.node(Binary::Add, &[Some(later), Some(before)]);
+        later = place(builder, outside, "mask_window", device)?;
+    }
     let other = difference(builder, cells.tags, tokens.tags)?;
     let other = unary(builder, Unary::Sqr, "mask_other", other)?;
     let hidden = builder.node(Binary::Add, &[Some(later), Some(other)]);
@@ -130,7 +140,7 @@ mod tests {
 
     /// The mask of random batches of random sequences, on a device, equals what the definition says.
     #[test]
-    fn a_token_sees_its_own_sequence_up_to_itself() {
+    fn a_token_sees_its_own_sequence_up_to_itself_and_within_the_window() {
         let mut rng = fastrand::Rng::with_seed(8);
         let budget = MemoryBudget::new(1 << 20);
         let device: Arc<dyn Device> = CpuDevice::new("CPU", 1, MathMode::Fast, 1 << 20).unwrap();
@@ -172,7 +182,8 @@ mod tests {
                 cells: b.input("cells", DType::I64, [batch.len(), 1, 1, 1]).unwrap(),
             };
             record_cells(&mut b, noted, tokens, 0).unwrap();
-            let mask = mask(&mut b, noted, tokens, (seen, dtype), 0).unwrap();
+            let window = [None, NonZeroU32::new(1), NonZeroU32::new(4)][round % 3];
+            let mask = mask(&mut b, noted, tokens, (seen, dtype), window, 0).unwrap();
             b.output(mask).unwrap();
             let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
             let floats = |of: &dyn Fn(&(_, usize, u32)) -> f32| -> Vec<u8> {
@@ -192,7 +203,9 @@ mod tests {
             assert!(zeros.into_iter().all(|(bytes, _)| bytes.iter().all(|&b| b & 0x7f == 0)), "neither 0 nor hidden");
             for (row, &(tag, position, _)) in hidden.chunks(seen).zip(&batch) {
                 for (cell, &hidden) in row.iter().enumerate() {
-                    let own = written.get(cell).copied().flatten().is_some_and(|(of, at)| of == tag && at <= position);
+                    let own = written.get(cell).copied().flatten().is_some_and(|(of, at)| {
+                        of == tag && at <= position && window.is_none_or(|window| position - at < window.get() as usize)
+                    });
                     assert_eq!(hidden, !own, "round {round}, cell {cell} for position {position} of {tag:?}");
                 }
             }

@@ -10,6 +10,7 @@
 //! | temperature | SOFT_MAX, SUM_ROWS; a row of padding if the vocabulary has no suitable divisor |
 //! | temperature, logits split by vocabulary | TOP_K of 1, SUM_ROWS, SOFT_MAX, CUMSUM, SUB, STEP, SUM_ROWS, by block |
 //! | top-k | TOP_K, SUM_ROWS; then as top-p, over k elements |
+//! | min-p | as top-p, with SUB, SCALE, STEP and MUL of its own |
 //! | top-p | ARGSORT, GET_ROWS, SOFT_MAX (two unless the temperature is 1), CUMSUM, SUB, SUM_ROWS, ADD, SCALE, STEP, MUL, SUM_ROWS |
 //!
 //! docs/sampling.md has the semantics and the numerical promise.
@@ -58,6 +59,7 @@ pub struct Sampling {
     temperature: f32,
     top_k: Option<NonZeroUsize>,
     top_p: f32,
+    min_p: f32,
 }
 
 /// Invalid settings of [`Sampling`] (caller's error).
@@ -70,11 +72,14 @@ pub enum SamplingError {
     /// The probability of top-p is not from 0 to 1.
     #[error("top-p is a probability from 0 to 1, not {0}")]
     TopP(f32),
+    /// The part of min-p is not from 0 to 1.
+    #[error("min-p is a number from 0 to 1, not {0}")]
+    MinP(f32),
 }
 
 impl Sampling {
     /// The token with the largest logit.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: 1.0 };
+    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0 };
 
     /// The least temperature above 0: logits divided by a smaller one could overflow.
     pub const MIN_TEMPERATURE: f32 = 1e-6;
@@ -95,7 +100,18 @@ impl Sampling {
         if !(0.0..=1.0).contains(&top_p) {
             return Err(SamplingError::TopP(top_p));
         }
-        Ok(Sampling { temperature, top_k, top_p })
+        Ok(Sampling { temperature, top_k, top_p, min_p: 0.0 })
+    }
+
+    /// The same with min-p: only tokens whose probability, before the temperature, is at least this part of the likeliest token's. 0: all.
+    ///
+    /// # Errors
+    /// [`SamplingError::MinP`] for a number that is not from 0 to 1.
+    pub fn with_min_p(self, min_p: f32) -> Result<Sampling, SamplingError> {
+        if !(0.0..=1.0).contains(&min_p) {
+            return Err(SamplingError::MinP(min_p));
+        }
+        Ok(Sampling { min_p, ..self })
     }
 
     /// Whether the token with the largest logit is taken: no uniform number is needed.
@@ -161,8 +177,8 @@ pub fn add_sampler(
             let one = Blocks { length: vocabulary, count: 1 };
             greedy(&mut nodes, logits, blocks.unwrap_or(one))?
         }
-        (Some(uniform), _) if top_k.is_some() || sampling.top_p < 1.0 => {
-            filtered(&mut nodes, logits, (top_k, sampling.top_p), scale, uniform)?
+        (Some(uniform), _) if top_k.is_some() || sampling.top_p < 1.0 || sampling.min_p > 0.0 => {
+            filtered(&mut nodes, logits, (top_k, sampling.top_p, sampling.min_p), scale, uniform)?
         }
         (Some(uniform), Some(blocks)) => by_block(&mut nodes, logits, blocks, scale, uniform)?,
         (Some(uniform), None) => {
@@ -270,11 +286,11 @@ fn by_block(
     Ok((nodes.as_i32(token, [1, s, 1])?, nan_unless_positive(nodes, probabilities)?))
 }
 
-/// Top-k and top-p: sorted logits, then a draw from those that are kept.
+/// Top-k, top-p and min-p: sorted logits, then a draw from those that are kept.
 fn filtered(
     nodes: &mut Nodes<'_>,
     logits: TensorId,
-    (top_k, top_p): (Option<usize>, f32),
+    (top_k, top_p, min_p): (Option<usize>, f32, f32),
     scale: f32,
     uniform: TensorId,
 ) -> Result<Tokens, BuildError> {
@@ -304,6 +320,15 @@ fn filtered(
         let kept = nucleus(nodes, plain, top_p)?;
         let all = if scale == 1.0 { plain } else { nodes.pad(weights, padded)? };
         weights = nodes.mul(all, kept)?;
+    }
+    if min_p > 0.0 {
+        // By the difference to the largest logit, of which min-p is a bound. Above 0, so that the largest one is kept.
+        let largest = nodes.first_of_rows(sorted)?;
+        let below = nodes.sub(sorted, largest)?;
+        let left = nodes.scale(below, 1.0, (-min_p.ln()).max(f32::MIN_POSITIVE))?;
+        let kept = nodes.step(left)?;
+        let kept = if top_p < 1.0 { nodes.pad(kept, padded)? } else { kept };
+        weights = nodes.mul(weights, kept)?;
     }
     let Drawn { ids, mut probability, .. } = draw(nodes, weights, n, uniform)?;
     let ids = nodes.reshape(ids, [1, s, 1])?;

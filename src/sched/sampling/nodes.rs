@@ -46,6 +46,14 @@ impl Nodes<'_> {
         self.0.view(x, last, (n - 1) * element)
     }
 
+    /// The first elements of the rows of a contiguous x `[n, s]`: a view `[1, s]`.
+    pub(super) fn first_of_rows(&mut self, x: TensorId) -> Built {
+        let (desc, [_, s, _]) = (self.0.desc(x)?, self.shape(x)?);
+        let [element, row, ..] = desc.nb();
+        let first = TensorDesc::strided(desc.dtype(), [1, s, 1, 1], [element, row, row * s, row * s])?;
+        self.0.view(x, first, 0)
+    }
+
     /// Adds a node with the name that all nodes of a sampler have.
     fn named(&mut self, add: impl FnOnce(&mut TaskBuilder) -> Built) -> Built {
         let node = add(self.0)?;

@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::CommandFactory;
+use fanout::gguf::{Gguf, Writer};
 
 fn parse(line: &str) -> Result<Args, String> {
     let words = ["generate", "model.gguf"].into_iter().chain(line.split_whitespace());
@@ -34,7 +35,7 @@ fn given_options_override_the_defaults() {
     assert_eq!((args.ubatch, args.depth(2, 1), args.context(24, 9000)), (4, 2, Ok(32)));
     assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
     let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
-    assert_eq!((args.temp, args.top_p, args.seed), (0.8, Some(0.9), Some(7)));
+    assert_eq!((args.temperature, args.top_p, args.seed), (Some(0.8), Some(0.9), Some(7)));
     let seconds = |line| parse(line).map(|args| (args.retry().map(|d| d.as_secs()), args.rpc_timeout().as_secs()));
     assert_eq!(seconds("-p x"), Ok((None, 60)));
     assert_eq!(seconds("-p x --rpc a:1,b:2 --retry --json"), Ok((Some(60), 60)));
@@ -48,6 +49,66 @@ fn a_chat_replies_until_the_context_is_full() {
     assert_eq!((args.predict(96, 4096), args.predict(4095, 4096)), (Ok(4000), Ok(1)));
     assert_eq!(args.predict(4096, 4096), Err(ArgsError::ContextFull { ctx: 4096, prompt: 4096 }));
     assert_eq!(parse("--chat -n 7").unwrap().predict(96, 4096), Ok(7));
+}
+
+/// The options, the keys of the model, and what is used: temperature, top-k, top-p, min-p and repeat penalty.
+#[test]
+fn a_chat_samples_by_options_then_by_the_model_then_as_llama_cpp() {
+    type Chosen = (f32, Option<usize>, Option<f32>, Option<f32>, Option<f32>);
+    let default: Chosen = (0.8, Some(40), Some(0.95), Some(0.05), Some(1.0));
+    let plain = Writer::new();
+    let model = plain
+        .clone()
+        .float("general.sampling.temp", 0.2)
+        .int("general.sampling.top_k", 20)
+        .float("general.sampling.min_p", 0.0)
+        .float("general.sampling.penalty_repeat", 1.25);
+    let recommended = (0.2, Some(20), Some(0.95), Some(0.0), Some(1.25));
+    let all = Some(usize::MAX);
+    let cases: [(&str, &Writer, Chosen); 7] = [
+        ("-p x", &plain, (0.0, None, None, None, None)),
+        ("-p x", &model, (0.0, None, None, None, None)),
+        ("-p x --temp 0.5 --min-p 0.1 --repeat-penalty 1.1", &model, (0.5, None, None, Some(0.1), Some(1.1))),
+        ("--chat", &plain, default),
+        ("--chat", &model, recommended),
+        ("--chat --temp 0", &model, (0.0, recommended.1, recommended.2, recommended.3, recommended.4)),
+        ("--chat --top-k 0 --top-p 1 --repeat-penalty 1", &model, (0.2, all, Some(1.0), Some(0.0), Some(1.0))),
+    ];
+    for (line, file, expected) in cases {
+        let bytes = file.to_bytes().unwrap();
+        let args = parse(line).unwrap().with_sampling(&Gguf::parse(&bytes).unwrap().metadata).unwrap();
+        let top_k = args.top_k.map(NonZeroUsize::get);
+        assert_eq!((args.temp, top_k, args.top_p, args.min_p, args.repeat_penalty), expected, "{line}");
+    }
+    let bytes = plain.float("general.sampling.temp", -1.0).to_bytes().unwrap();
+    let error = parse("--chat").unwrap().with_sampling(&Gguf::parse(&bytes).unwrap().metadata).unwrap_err().to_string();
+    assert_eq!(error, "general.sampling.temp: expected a temperature, 0 or at least 0.000001, found -1");
+}
+
+#[test]
+fn options_have_the_spelling_of_llama_cpp() {
+    let words = |line: &str| Args::try_parse_from(["generate"].into_iter().chain(line.split_whitespace()));
+    for line in ["m.gguf -p x", "-m m.gguf -p x", "-p x --model m.gguf"] {
+        assert_eq!(words(line).unwrap().model(), Path::new("m.gguf"), "{line}");
+    }
+    for (line, expected) in
+        [("-p x", "required arguments were not provided"), ("m.gguf -p x -m n.gguf", "cannot be used")]
+    {
+        let error = words(line).unwrap_err().to_string();
+        assert!(error.contains(expected), "{line}: {error}");
+    }
+    let devices = |line| parse(line).unwrap().devices([].into_iter());
+    let cpu = Ok(Some("CPU".to_owned()));
+    for (line, expected) in [
+        ("-p x --gpu-layers 99", &Ok(None)),
+        ("-p x --n-gpu-layers -1", &Ok(None)),
+        ("-p x --gpu-layers all", &Ok(None)),
+        ("-p x --gpu-layers 0", &cpu),
+        ("-p x --gpu-layers 0 -d 1", &Ok(Some("1".to_owned()))),
+    ] {
+        assert_eq!(&devices(line), expected, "{line}");
+    }
+    assert_eq!(parse("-p x --stop a --stop b").unwrap().stop, ["a", "b"]);
 }
 
 #[test]
@@ -75,6 +136,13 @@ fn errors_name_the_wrong_argument() {
         ("-p x --seed 1", "--temp <T>"),
         ("-p x --temp 1 --top-p 1.5", "expected a probability, above 0 and up to 1"),
         ("-p x --temp -1", "expected a temperature, 0 or at least 0.000001"),
+        ("-p x --min-p 0.1", "--temp <T>"),
+        ("--chat --min-p 2", "expected a number from 0 to 1"),
+        ("-p x --repeat-penalty 0", "expected a number above 0"),
+        ("-p x --gpu-layers x", "expected a number, auto or all"),
+        ("-p x --stop=", "a value is required for '--stop <TEXT>'"),
+        ("-p x --stop y --json", "cannot be used with"),
+        ("-p x --no-thinking", "--chat"),
         ("-p x --temp nan", "expected a temperature, 0 or at least 0.000001"),
         ("-p x --split 3,-1", "expected a share, 0 or more"),
         ("-p x --ubatch 0", "0 is not in 1..=65536"),

@@ -119,6 +119,10 @@ pub struct Message {
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// The day and month first, and the month first: variables of llama.cpp.
+    date_string: String,
+    datetime: String,
+    thinking: bool,
 }
 
 /// Reads a template from a file, which may also be a pipe.
@@ -130,8 +134,8 @@ pub fn read_template(path: &Path) -> io::Result<String> {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `strftime_now` formats `now` in every rendering: a text that changed with the clock would differ from
-    /// the text in the KV cache.
+    /// Compiles a template. Dates are those of `now` in every rendering: a text that changed with the clock would differ from the text in
+    /// the KV cache.
     ///
     /// # Errors
     /// [`TemplateError::TooLarge`], [`TemplateError::Invalid`].
@@ -147,6 +151,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", json::tojson);
         environment.add_test("iterable", |value: &Value| !value.is_none() && minijinja::tests::is_iterable(value));
         environment.add_function("raise_exception", raise_exception);
+        let [date_string, datetime] = ["%d %b %Y", "%b %d %Y"].map(|format| now.strftime(format).to_string());
         environment.add_function("strftime_now", move |format: &str| {
             strtime::format(format, &now).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
         });
@@ -158,7 +163,12 @@ impl ChatTemplate {
             environment.add_global(name, Value::from(()));
         }
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(TemplateError::Invalid)?;
-        Ok(ChatTemplate { environment })
+        Ok(ChatTemplate { environment, date_string, datetime, thinking: true })
+    }
+
+    /// Whether a model that can do both thinks before it replies.
+    pub fn with_thinking(self, thinking: bool) -> ChatTemplate {
+        ChatTemplate { thinking, ..self }
     }
 
     /// The conversation as text, up to where the model continues with its reply.
@@ -169,7 +179,10 @@ impl ChatTemplate {
         let variables =
             |message: &Message| context! { role => message.role.to_string(), content => message.content.as_str() };
         let messages: Vec<Value> = messages.iter().map(variables).collect();
-        self.render_variables(context! { messages, add_generation_prompt => true })
+        let ChatTemplate { date_string, datetime, thinking, .. } = self;
+        self.render_variables(
+            context! { messages, add_generation_prompt => true, enable_thinking => thinking, date_string, datetime },
+        )
     }
 
     /// The template with these variables.

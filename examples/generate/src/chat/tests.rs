@@ -161,6 +161,17 @@ fn templates_render_as_jinja2_does() {
     }
 }
 
+/// The variables that llama.cpp has beside those of transformers.
+#[test]
+fn templates_get_dates_and_whether_to_think() {
+    let source = "{{ date_string }}|{{ datetime }}|{{ strftime_now('%d %b %Y') }}|\
+        {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}";
+    for (thinking, end) in [(true, ""), (false, "<think></think>")] {
+        let text = template(source).unwrap().with_thinking(thinking).render(&talk()).unwrap();
+        assert_eq!(text, format!("07 Mar 2026|Mar 07 2026|07 Mar 2026|{end}"));
+    }
+}
+
 #[test]
 fn templates_with_errors_are_refused_and_expensive_ones_end() {
     let long = "x".repeat(MAX_TEMPLATE_BYTES + 1);

@@ -98,7 +98,7 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
         let options = EngineOptions { ubatch: config.ubatch, depth: config.depth, sequences: config.sequences };
         check_memory((&model, &split), &devices, options)?;
         let budget = MemoryBudget::new(u64::MAX);
-        let weights = load::Weights::new(&file, &gguf);
+        let weights = load::Weights::of_parts(&[&file], &gguf);
         let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, Progress::Hidden);
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let parts = placement.weights.iter().flat_map(|placed| split.parts(&placed.name).unwrap());

@@ -109,7 +109,7 @@ impl<'a> GraphContext<'a> {
             return Ok(mask);
         }
         let dtype = if self.model.cache_options.flash_attn { DType::F16 } else { DType::F32 };
-        let mask = mask(&mut self.b, cells, tokens, (seen, dtype), group);
+        let mask = mask(&mut self.b, cells, tokens, (seen, dtype), None, group);
         let mask = mask.map_err(|source| self.build_error("mask", source))?;
         self.cells.insert(group, (cells, Some(mask)));
         Ok(mask)

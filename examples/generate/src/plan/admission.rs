@@ -7,10 +7,11 @@ use crate::args::{Args, WeightStorage};
 use crate::engine::{self, EngineError};
 use crate::hparams::HParams;
 use crate::load::{self, Weights};
+use crate::model_file::ModelFile;
 use crate::placed_model::PlacedModel;
 use crate::sample::Sampler;
 use anyhow::Context;
-use fanout::device::{Device, MappedFile};
+use fanout::device::Device;
 use fanout::gguf::Gguf;
 use fanout::sched::SchedError;
 use fanout::sched::planner::{
@@ -21,7 +22,7 @@ use std::sync::Arc;
 /// A model and the open devices for which a placement is chosen.
 pub(super) struct PlanInputs<'a> {
     pub(super) args: &'a Args,
-    pub(super) file: &'a MappedFile,
+    pub(super) file: &'a ModelFile,
     pub(super) gguf: &'a Gguf<'a>,
     pub(super) hparams: &'a HParams,
     /// Tokens of the longest prompt; 0 if it is not known.
@@ -120,7 +121,7 @@ impl PlanInputs<'_> {
         let placed = PlacedModel::new(&args, &devices, self.gguf, self.hparams, self.prompt, sampling)?;
         let PlacedModel { placement, mut model, split, options, .. } = placed;
         if args.weights == Some(WeightStorage::Mapped) {
-            let weights = Weights::new(self.file.bytes(), self.gguf);
+            let weights = Weights::new(self.file, self.gguf);
             for (number, device) in devices.iter().enumerate() {
                 load::map_weights(&mut model, &weights, (&placement, &split), self.file, (number, &**device))?;
             }
@@ -160,10 +161,10 @@ mod tests {
     use fanout::sched::planner::{DeviceSpeed, Host, Link};
 
     /// The file of a tiny model, mapped; its name is removed again.
-    fn toy_file(name: &str) -> MappedFile {
+    fn toy_file(name: &str) -> ModelFile {
         let path = std::env::temp_dir().join(format!("fanout-{name}-{}.gguf", std::process::id()));
         std::fs::write(&path, ToyModel::new(Arch::Llama).gguf_bytes()).unwrap();
-        let file = MappedFile::open(&path).unwrap();
+        let file = ModelFile::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         file
     }
@@ -206,7 +207,7 @@ mod tests {
     #[test]
     fn the_next_placement_follows_if_the_check_refuses_the_best() {
         let file = toy_file("refused-plan");
-        let gguf = Gguf::parse(file.bytes()).unwrap();
+        let gguf = file.parse().unwrap();
         let hparams = HParams::read(&gguf.metadata).unwrap();
         let args = args(None);
         let padded = NoopDevice::new("padded", DeviceKind::Gpu).with_memory(1 << 30).with_padding(1 << 30);
@@ -239,7 +240,7 @@ mod tests {
     #[test]
     fn weights_stay_in_the_mapped_file_if_nothing_else_fits() {
         let file = toy_file("mapped-plan");
-        let gguf = Gguf::parse(file.bytes()).unwrap();
+        let gguf = file.parse().unwrap();
         let hparams = HParams::read(&gguf.metadata).unwrap();
         let sizes = sizes(&args(None), &gguf, &hparams);
         let cpu = |bytes| [CpuDevice::new("CPU0", 1, MathMode::Exact, bytes).unwrap() as Arc<dyn Device>];

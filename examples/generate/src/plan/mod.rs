@@ -13,11 +13,12 @@ use crate::args::{Args, GroupShares, Split};
 use crate::console;
 use crate::hparams::HParams;
 use crate::model::CacheOptions;
+use crate::model_file::ModelFile;
 use crate::report::PredictedRates;
 use crate::session::DeviceOpener;
 use admission::{AdmittedPlacement, PlanInputs};
 use anyhow::Context;
-use fanout::device::{Device, DeviceKind, MappedFile};
+use fanout::device::{Device, DeviceKind};
 use fanout::gguf::Gguf;
 use fanout::sched::planner::{Candidate, Choice, Goal, MIN_GAIN, Machine, Stage, Workload};
 use measure::Measured;
@@ -58,7 +59,7 @@ impl Plan {
     /// A device that cannot be opened or measured, a `--ctx` that is too small, or no placement that fits.
     pub fn new(
         args: &Args,
-        file: &MappedFile,
+        file: &ModelFile,
         gguf: &Gguf<'_>,
         hparams: &HParams,
         prompt: usize,

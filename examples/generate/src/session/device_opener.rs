@@ -1,6 +1,7 @@
 //! Opens the devices of the command line, and reopens those of lost servers.
 
 use crate::args::Args;
+use crate::console;
 use crate::servers::{Servers, SystemResolver};
 use fanout::device::Device;
 use fanout::registry::{Options, Registry, RegistryError};
@@ -42,7 +43,8 @@ impl DeviceOpener {
         })
     }
 
-    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
+    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given. With `--retry`, waits for
+    /// servers that cannot be reached.
     ///
     /// # Errors
     /// A device that cannot be opened.
@@ -52,7 +54,15 @@ impl DeviceOpener {
             notes.iter().for_each(|note| log::info!("{note}"));
             list
         });
-        Ok(self.registry.open(&list, &self.options)?)
+        match (self.registry.open(&list, &self.options), args.retry()) {
+            (Err(error @ RegistryError::Endpoint(_)), Some(within)) => {
+                console::message(format_args!("{error}; trying for up to {within:?} to reach it"));
+                let mut options = self.options.clone();
+                options.rpc.retry = within;
+                Ok(self.registry.open(&list, &options)?)
+            }
+            (opened, _) => Ok(opened?),
+        }
     }
 
     /// The identity of the machine of a server, if the server tells it.

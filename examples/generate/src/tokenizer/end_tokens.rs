@@ -39,6 +39,52 @@ const FILL_IN_ENDS: [(&str, &[&str]); 3] = [
     (key::FIM_SEP, &["<|file_sep|>"]),
 ];
 
+/// Tokens of fill-in-the-middle that mark the parts of a prompt: they are not printed, either.
+const FILL_IN_MARKS: [(&str, &[&str]); 3] = [
+    (
+        key::FIM_PRE,
+        &[
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<｜fim▁begin｜>",
+            "<PRE>",
+            "▁<PRE>",
+            "<|code_prefix|>",
+            "<|prefix|>",
+        ],
+    ),
+    (
+        key::FIM_SUF,
+        &[
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<｜fim▁hole｜>",
+            "<SUF>",
+            "▁<SUF>",
+            "<|code_suffix|>",
+            "<|suffix|>",
+        ],
+    ),
+    (
+        key::FIM_MID,
+        &[
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<｜fim▁end｜>",
+            "<MID>",
+            "▁<MID>",
+            "<|code_middle|>",
+            "<|middle|>",
+        ],
+    ),
+];
+
+/// Marks within a reply of gpt-oss, which programs that read the reply need.
+const PRINTED_TEXTS: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
 /// The tokens that end a reply.
 pub(super) struct EndTokens {
     ids: Vec<u32>,
@@ -56,6 +102,14 @@ impl EndTokens {
         for (key, texts) in FILL_IN_ENDS {
             let named = vocab.id(metadata, key)?;
             ends.ids.extend(named.or_else(|| texts.iter().find_map(|text| vocab.set_kind(text, TokenKind::Control))));
+        }
+        for (key, texts) in FILL_IN_MARKS {
+            if vocab.id(metadata, key)?.is_none() {
+                texts.iter().find_map(|text| vocab.set_kind(text, TokenKind::Control));
+            }
+        }
+        for text in PRINTED_TEXTS {
+            vocab.set_kind(text, TokenKind::UserDefined);
         }
         let has = |text: &str| vocab.ids.contains_key(text);
         // With these tokens, `<|end|>` ends a message of several in a reply; it is printed, to keep them apart.

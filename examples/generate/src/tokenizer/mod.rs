@@ -1,27 +1,33 @@
-//! The tokenizer of a model file, built from its metadata with the `tokenizers` crate.
+//! The tokenizer of a model file, built from its metadata. Token ids are the same as llama.cpp's, also where other tokenizers of the
+//! same model have others: `scripts/interop.sh vocabularies` compares them.
 //!
-//! Two kinds of vocabulary are supported. `llama` is SentencePiece: pieces have scores, and text without a matching piece falls
-//! back to byte tokens (`spm.rs`). `gpt2` is byte-level BPE: a regex splits the text, then a list of merges applies (`bpe.rs`).
-//!
-//! Token ids are the same as llama.cpp's, with one exception: if several merges of a `llama` vocabulary have the same score,
-//! llama.cpp applies the leftmost merge, and this tokenizer the merge with the lowest resulting id. Trained vocabularies have
-//! no such ties.
+//! Special tokens are cut out of a text first (`special.rs`). What is left is encoded by one of two kinds of vocabulary, which share
+//! the merging (`merge.rs`). `llama` is SentencePiece: pieces have scores, and text without a matching piece falls back to byte
+//! tokens (`spm.rs`). `gpt2` and `gemma4` are BPE: regexes split the text (`pre_tokenizer.rs`), then a list of merges applies (`bpe.rs`).
 
 mod bpe;
+mod bytes;
 mod decode;
 mod end_tokens;
+mod merge;
+mod pre_tokenizer;
+mod special;
 mod spm;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use thiserror::Error;
-use tokenizers::AddedToken;
-
-pub use decode::DecodeStream;
+use bpe::Bpe;
 use end_tokens::EndTokens;
 use fanout::gguf::{KeyError, Metadata, required};
+use pre_tokenizer::PreTokenizer;
+use special::{Fragment, SpecialTexts};
+use spm::Spm;
+use thiserror::Error;
+
+pub use decode::DecodeStream;
 
 /// Metadata keys of the tokenizer.
 mod key {
@@ -35,6 +41,9 @@ mod key {
     pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
     pub(super) const EOT: &str = "tokenizer.ggml.eot_token_id";
     pub(super) const EOM: &str = "tokenizer.ggml.eom_token_id";
+    pub(super) const FIM_PRE: &str = "tokenizer.ggml.fim_pre_token_id";
+    pub(super) const FIM_SUF: &str = "tokenizer.ggml.fim_suf_token_id";
+    pub(super) const FIM_MID: &str = "tokenizer.ggml.fim_mid_token_id";
     pub(super) const FIM_PAD: &str = "tokenizer.ggml.fim_pad_token_id";
     pub(super) const FIM_REP: &str = "tokenizer.ggml.fim_rep_token_id";
     pub(super) const FIM_SEP: &str = "tokenizer.ggml.fim_sep_token_id";
@@ -42,6 +51,7 @@ mod key {
     pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
     pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
     pub(super) const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+    pub(super) const MODEL_NAME: &str = "general.name";
 }
 
 /// The tokenizer of a file cannot be built, or cannot encode a text.
@@ -50,9 +60,9 @@ pub enum TokenizerError {
     /// A key is missing or has an invalid value.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// An error of the `tokenizers` crate.
-    #[error("the tokenizer: {0}")]
-    Crate(#[from] tokenizers::Error),
+    /// A regex that splits text exceeds its limit of backtracking.
+    #[error("the tokenizer cannot split the text: {0}")]
+    Regex(#[from] fancy_regex::Error),
 }
 
 /// The kind of a token, from `tokenizer.ggml.token_type`, or from its text (`end_tokens.rs`).
@@ -75,15 +85,20 @@ impl TokenKind {
 
 /// The vocabulary of the file.
 struct Vocab<'a> {
-    texts: Vec<&'a str>,
+    texts: Vec<Cow<'a, str>>,
     kinds: Vec<TokenKind>,
     /// Ids by text. If several tokens have the same text, the last id wins.
-    ids: HashMap<&'a str, u32>,
+    ids: HashMap<Cow<'a, str>, u32>,
 }
 
 impl<'a> Vocab<'a> {
     fn read(metadata: &Metadata<'a>) -> Result<Vocab<'a>, KeyError> {
         let texts = required(key::TOKENS, metadata.texts(key::TOKENS)?)?;
+        // llama.cpp's name for a token without a text.
+        let text = |(id, text): (usize, &'a str)| {
+            if text.is_empty() { Cow::Owned(format!("[EMPTY_{id}]")) } else { Cow::Borrowed(text) }
+        };
+        let texts: Vec<Cow<'a, str>> = texts.into_iter().enumerate().map(text).collect();
         let kind = |(id, &number): (usize, &u32)| match number {
             1 => Ok(TokenKind::Normal),
             2 => Ok(TokenKind::Unknown),
@@ -100,7 +115,7 @@ impl<'a> Vocab<'a> {
         if kinds.len() != texts.len() {
             return Err(bad_value(key::TYPES, format!("one type for each of {} tokens", texts.len()), kinds.len()));
         }
-        let ids = texts.iter().enumerate().map(|(id, &text)| (text, id as u32)).collect();
+        let ids = texts.iter().cloned().zip(0..).collect();
         Ok(Vocab { texts, kinds, ids })
     }
 
@@ -120,21 +135,12 @@ impl<'a> Vocab<'a> {
         *self.kinds.get_mut(id as usize)? = kind;
         Some(id)
     }
-
-    /// The vocabulary in the form that the `tokenizers` crate takes.
-    fn owned(&self) -> tokenizers::models::bpe::Vocab {
-        self.ids.iter().map(|(&text, &id)| (text.to_owned(), id)).collect()
-    }
 }
 
-/// The tokenizer of one kind of vocabulary, with that kind's defaults for keys that the file lacks.
-struct TokenizerParts {
-    inner: tokenizers::Tokenizer,
-    /// The bytes of each token, by id.
-    pieces: Vec<Box<[u8]>>,
-    add_bos: bool,
-    bos: Option<u32>,
-    eos: Option<u32>,
+/// The encoder of one kind of vocabulary, without special tokens.
+enum Encoder {
+    Bpe(Box<Bpe>),
+    Spm(Spm),
 }
 
 /// The texts of the tokens that a chat template may print.
@@ -148,8 +154,10 @@ pub struct SpecialTokens {
 
 /// Encodes text as tokens, and decodes tokens as bytes.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
-    pieces: Vec<Box<[u8]>>,
+    encoder: Encoder,
+    special_texts: SpecialTexts,
+    /// By id: the bytes that a token prints.
+    prints: Vec<Box<[u8]>>,
     /// Begin-of-text token, added before every text.
     first: Option<u32>,
     /// End-of-text token, added after every text.
@@ -167,21 +175,26 @@ impl Tokenizer {
     pub fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
         let mut vocab = Vocab::read(metadata)?;
         let ends = EndTokens::find(metadata, &mut vocab)?;
-        let TokenizerParts { mut inner, pieces, add_bos, bos, eos } =
-            match required(key::MODEL, metadata.text(key::MODEL)?)? {
-                "llama" => spm::read(metadata, &vocab)?,
-                "gpt2" => bpe::read(metadata, &vocab)?,
-                other => {
-                    let expected = "llama or gpt2, the vocabularies this program knows";
-                    return Err(bad_value(key::MODEL, expected, format_args!("{other:?}")).into());
-                }
-            };
-        let special = vocab.texts.iter().zip(&vocab.kinds).filter(|(_, kind)| kind.is_special());
-        let special = special.map(|(&text, _)| AddedToken::from(text, true).normalized(false));
-        inner.add_special_tokens(special)?;
-
-        let bos = vocab.id(metadata, key::BOS)?.or(bos);
-        let eos = vocab.id(metadata, key::EOS)?.or(eos);
+        let known = |id: u32| Some(id).filter(|&id| (id as usize) < vocab.texts.len());
+        let (encoder, prints, [bos, eos], add_bos) = match required(key::MODEL, metadata.text(key::MODEL)?)? {
+            "llama" => {
+                let prints = spm::prints(&vocab)?;
+                (Encoder::Spm(Spm::read(metadata, &vocab)?), prints, [Some(spm::BOS), Some(spm::EOS)], true)
+            }
+            "gpt2" | "gemma4" => {
+                let pre = PreTokenizer::read(metadata)?;
+                let encoder = Encoder::Bpe(Box::new(Bpe::read(metadata, &vocab, pre)?));
+                (encoder, bpe::prints(&vocab, pre), [pre.default_bos, pre.default_eos], pre.add_bos)
+            }
+            other => {
+                let expected = "llama, gpt2 or gemma4, the vocabularies this program knows";
+                return Err(bad_value(key::MODEL, expected, format_args!("{other:?}")).into());
+            }
+        };
+        let text = |key: &str| metadata.text(key).map(Option::unwrap_or_default);
+        let special_texts = SpecialTexts::new(&vocab, text(key::MODEL_NAME)?, text(key::PRE)?);
+        let bos = vocab.id(metadata, key::BOS)?.or(bos.and_then(known));
+        let eos = vocab.id(metadata, key::EOS)?.or(eos.and_then(known));
         let added = |flag: &str, default: bool, key: &str, id: Option<u32>| -> Result<Option<u32>, KeyError> {
             let add = metadata.flag(flag)?.unwrap_or(default);
             if add { required(key, id).map(Some) } else { Ok(None) }
@@ -190,24 +203,24 @@ impl Tokenizer {
         let last = added(key::ADD_EOS, false, key::EOS, eos)?;
         let named = [eos, vocab.id(metadata, key::EOT)?, vocab.id(metadata, key::EOM)?];
         let ends = ends.with_named(named.into_iter().flatten());
-        let text = |id: Option<u32>| id.map_or("", |id| vocab.texts[id as usize]).to_owned();
+        let text = |id: Option<u32>| id.map_or("", |id| &vocab.texts[id as usize]).to_owned();
         let special = SpecialTokens { bos: text(bos), eos: text(eos) };
-        Ok(Tokenizer { inner, pieces, first, last, ends, special })
+        Ok(Tokenizer { encoder, special_texts, prints, first, last, ends, special })
     }
 
     /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
-        self.pieces.len()
+        self.prints.len()
     }
 
     /// Encodes a text. Special tokens in the text are recognised; begin-of-text and end-of-text tokens are added as the file
     /// specifies.
     ///
     /// # Errors
-    /// [`TokenizerError::Crate`] if the splitting regex exceeds its backtracking limit on the text.
+    /// [`TokenizerError::Regex`] if the splitting regex exceeds its backtracking limit on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, false)?;
-        Ok(self.first.into_iter().chain(encoding.get_ids().iter().copied()).chain(self.last).collect())
+        let ids = self.encode_plain(text)?;
+        Ok(self.first.into_iter().chain(ids).chain(self.last).collect())
     }
 
     /// Encodes a text that a chat template has rendered: special tokens in the text are recognised, and a begin-of-text token is
@@ -216,10 +229,22 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, false)?;
-        let ids = encoding.get_ids();
+        let ids = self.encode_plain(text)?;
         let first = self.first.filter(|first| ids.first() != Some(first));
-        Ok(first.into_iter().chain(ids.iter().copied()).collect())
+        Ok(first.into_iter().chain(ids).collect())
+    }
+
+    /// Encodes a text, and adds nothing.
+    fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut tokens = Vec::new();
+        for fragment in self.special_texts.partition(text) {
+            match (fragment, &self.encoder) {
+                (Fragment::Token(id), _) => tokens.push(id),
+                (Fragment::Text(text), Encoder::Bpe(bpe)) => bpe.encode(text, &mut tokens)?,
+                (Fragment::Text(text), Encoder::Spm(spm)) => spm.encode(text, &mut tokens),
+            }
+        }
+        Ok(tokens)
     }
 
     /// The texts of the tokens that a chat template may print.
@@ -230,7 +255,7 @@ impl Tokenizer {
     /// The bytes of a token, possibly only a part of a UTF-8 character; empty for control tokens and ids outside the
     /// vocabulary.
     pub fn bytes(&self, token: u32) -> &[u8] {
-        self.pieces.get(token as usize).map_or(&[], |piece| piece)
+        self.prints.get(token as usize).map_or(&[], |bytes| bytes)
     }
 
     /// Whether this token ends the generation.

