@@ -91,7 +91,9 @@ fn options_have_the_spelling_of_llama_cpp() {
     for line in ["m.gguf -p x", "-m m.gguf -p x", "-p x --model m.gguf"] {
         assert_eq!(words(line).unwrap().model(), Path::new("m.gguf"), "{line}");
     }
-    for (line, expected) in [("-p x", "required arguments were not provided"), ("m.gguf -p x -m n.gguf", "cannot be used")] {
+    for (line, expected) in
+        [("-p x", "required arguments were not provided"), ("m.gguf -p x -m n.gguf", "cannot be used")]
+    {
         let error = words(line).unwrap_err().to_string();
         assert!(error.contains(expected), "{line}: {error}");
     }
