@@ -82,8 +82,32 @@ impl<'a> Session<'a> {
         hparams: &HParams,
         prompt: usize,
     ) -> anyhow::Result<Session<'a>> {
+        Session::new_within(args, (file, gguf), hparams, prompt, None)
+    }
+
+    /// As [`Session::new`]; with `--retry`, waits for servers that cannot be reached.
+    ///
+    /// # Errors
+    /// As [`Session::new`].
+    pub fn when_reachable(
+        args: &'a Args,
+        file: &'a ModelFile,
+        gguf: &'a Gguf<'_>,
+        hparams: &HParams,
+        prompt: usize,
+    ) -> anyhow::Result<Session<'a>> {
+        Session::new_within(args, (file, gguf), hparams, prompt, args.retry())
+    }
+
+    fn new_within(
+        args: &'a Args,
+        (file, gguf): (&'a ModelFile, &'a Gguf<'_>),
+        hparams: &HParams,
+        prompt: usize,
+        within: Option<Duration>,
+    ) -> anyhow::Result<Session<'a>> {
         let opener = DeviceOpener::new(args)?;
-        let devices = opener.open(args)?;
+        let devices = opener.open_within(args, within)?;
         let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
         let sampler = Sampler::from_args(args, seed);
         let placed = PlacedModel::new(args, &devices, gguf, hparams, prompt, sampler.sampling()?)?;

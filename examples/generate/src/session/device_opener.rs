@@ -43,18 +43,22 @@ impl DeviceOpener {
         })
     }
 
-    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given. With `--retry`, waits for
-    /// servers that cannot be reached.
+    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
     ///
     /// # Errors
     /// A device that cannot be opened.
     pub fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+        self.open_within(args, None)
+    }
+
+    /// As [`DeviceOpener::open`], and waits for servers that cannot be reached for up to `within`.
+    pub(super) fn open_within(&self, args: &Args, within: Option<Duration>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
         let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
             list
         });
-        match (self.registry.open(&list, &self.options), args.retry()) {
+        match (self.registry.open(&list, &self.options), within) {
             (Err(error @ RegistryError::Endpoint(_)), Some(within)) => {
                 console::message(format_args!("{error}; trying for up to {within:?} to reach it"));
                 let mut options = self.options.clone();
