@@ -40,6 +40,8 @@ pub(crate) const PROGRAMS: &[Layer] = &[
             "sched",
             "rpc::client",
             "rpc::keys",
+            "rpc::server", // the demo
+            "rpc::status",
             "registry",
         ],
         &[],

@@ -158,14 +158,12 @@ pub(super) fn measure(
         Ok((token, DeviceSpeed { cores: cores[at], ..speed }))
     })?;
     for rounds in &speeds {
-        let (speed, [slowest, fastest]) = (rounds.median()?, rounds.bounds()?);
+        let speed = rounds.median()?;
         report(format!(
-            "{}: reads {:.1} ({:.1} to {:.1}) GB/s of {weight} and {:.1} GB/s of the KV cache, {:.0} and {:.0} G multiply-adds/s with \
+            "{}: reads {:.1} GB/s of {weight} and {:.1} GB/s of the KV cache, {:.0} and {:.0} G multiply-adds/s with \
              {FEW_COLUMNS} and {MANY_COLUMNS} columns; {:.1} us for a node, {:.0} us for a run",
             speed.name,
             speed.read_rate / 1e9,
-            slowest.read_rate / 1e9,
-            fastest.read_rate / 1e9,
             speed.kv_read_rate / 1e9,
             speed.few_columns_rate / 1e9,
             speed.many_columns_rate / 1e9,
