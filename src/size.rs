@@ -54,19 +54,21 @@ pub fn parse_nonzero_bytes(text: &str) -> Result<u64, ParseSizeError> {
     }
 }
 
-/// A number of bytes in messages: `20 GiB`, or `1.5 GiB` where it is rounded to a tenth.
+/// A number of bytes in messages: `20 GiB`, `1536 MiB`, or `12.3 GiB` where it is rounded to a tenth.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(pub u64);
 
 impl Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exponent = (self.0.max(1).ilog2() / 10).min(4);
-        let (unit, name) = (1 << (10 * exponent), ["B", "KiB", "MiB", "GiB", "TiB"][exponent as usize]);
-        if self.0.is_multiple_of(unit) {
-            write!(f, "{} {name}", self.0 / unit)
-        } else {
-            write!(f, "{:.1} {name}", self.0 as f64 / unit as f64)
+        const NAMES: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        // The largest unit of which this is a multiple: 1025 MiB compares better with 1 GiB than 1.0 GiB does.
+        let exact = (self.0.trailing_zeros() / 10).min(4);
+        let count = self.0 >> (10 * exact);
+        if self.0 == 0 || count < 10_000 {
+            return write!(f, "{count} {}", NAMES[if self.0 == 0 { 0 } else { exact as usize }]);
         }
+        let exponent = (self.0.ilog2() / 10).min(4);
+        write!(f, "{:.1} {}", self.0 as f64 / (1_u64 << (10 * exponent)) as f64, NAMES[exponent as usize])
     }
 }
 
@@ -76,8 +78,8 @@ mod tests {
 
     #[test]
     fn messages_have_units() {
-        let sizes = [0, 1023, 1024, 1536, 10 << 10, (64 << 20) + 1, 123 << 30, u64::MAX];
-        let texts = ["0 B", "1023 B", "1 KiB", "1.5 KiB", "10 KiB", "64.0 MiB", "123 GiB", "16777216.0 TiB"];
+        let sizes = [0, 1023, 1024, 1536, 10 << 10, (64 << 20) + 1, 1025 << 20, 123 << 30, u64::MAX];
+        let texts = ["0 B", "1023 B", "1 KiB", "1536 B", "10 KiB", "64.0 MiB", "1025 MiB", "123 GiB", "16777216.0 TiB"];
         assert_eq!(sizes.map(|size| Bytes(size).to_string()), texts);
     }
 

@@ -223,14 +223,14 @@ fn memory_limits_beyond_the_device_are_refused() {
         (
             "0",
             vec![1025 * MIB],
-            Err("CUDA0: the limits of 1 device on it are 1.0 GiB together, more than its 1 GiB of"),
+            Err("CUDA0: the limits of 1 device on it are 1025 MiB together, more than its 1 GiB of"),
         ),
         ("0", vec![1024 * MIB + 1], Err("CUDA0: the limits of 1 device on it are 1.0 GiB together, more than its")),
-        ("0,0", vec![513 * MIB], Err("CUDA0: the limits of 2 devices on it are 1.0 GiB together, more than its")),
+        ("0,0", vec![513 * MIB], Err("CUDA0: the limits of 2 devices on it are 1026 MiB together, more than its")),
         (
             "0,1,0",
             vec![512 * MIB, 512 * MIB, 513 * MIB],
-            Err("CUDA0: the limits of 2 devices on it are 1074790400 bytes"),
+            Err("CUDA0: the limits of 2 devices on it are 1025 MiB together"),
         ),
         // The sum saturates instead of wrapping around.
         ("0,0", vec![u64::MAX], Err("CUDA0: the limits of 2 devices on it are 16777216.0 TiB together")),

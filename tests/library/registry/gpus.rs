@@ -86,7 +86,7 @@ fn memory_sizes_apply_to_each_device_or_to_all() {
         // Limits that the GPU can never reach are refused, also together.
         for (list, memory) in [("0", vec![65 * M]), ("0,0", vec![1 << 40]), ("0,1,0", vec![32 * M, 1 << 30, 33 * M])] {
             let error = registry.open(list, &small().with_memory(memory)).err().map(|e| e.to_string());
-            assert!(error.as_ref().is_some_and(|e| e.contains("more than its 67108864 bytes of memory")), "{error:?}");
+            assert!(error.as_ref().is_some_and(|e| e.contains("more than its 64 MiB of memory")), "{error:?}");
         }
         let both = registry.open("0,0", &small().with_memory(vec![32 * M])).unwrap();
         let memory = || both.iter().map(|device| device.memory().unwrap()).collect::<Vec<_>>();

@@ -1,6 +1,7 @@
 //! Tests of the budget, with threads that wait for each other.
 
 use super::*;
+use crate::size::Bytes;
 
 fn memory(limit: u64) -> Arc<HostMemory> {
     HostMemory::new(Budget::new(limit), 0, Duration::from_secs(600))
@@ -137,7 +138,7 @@ fn a_tenant_holds_as_much_as_stays_free_whatever_the_number_of_its_sessions() {
         let of_other = fill(&mut other);
         assert!(of_other >= (SHARED - sum) / 2 * 3 / 4 - (1 << 10), "{of_other} beside {sum}");
         let refused = charges[0].grow(1 << 20).unwrap_err().to_string();
-        assert!(refused.contains(&format!("all of its key or address {sum}")), "{refused}");
+        assert!(refused.contains(&format!("all of its key or address {}", Bytes(sum))), "{refused}");
         drop((charges, other));
         assert_eq!((tenant.used(), server.status().used), (0, 0));
     }
