@@ -193,14 +193,17 @@ impl Tokenizer {
         };
         let text = |key: &str| metadata.text(key).map(Option::unwrap_or_default);
         let special_texts = SpecialTexts::new(&vocab, text(key::MODEL_NAME)?, text(key::PRE)?);
-        let bos = vocab.id(metadata, key::BOS)?.or(bos.and_then(known));
-        let eos = vocab.id(metadata, key::EOS)?.or(eos.and_then(known));
+        let named = [vocab.id(metadata, key::BOS)?, vocab.id(metadata, key::EOS)?];
+        let [bos, eos] = [named[0].or(bos.and_then(known)), named[1].or(eos.and_then(known))];
         let added = |flag: &str, default: bool, key: &str, id: Option<u32>| -> Result<Option<u32>, KeyError> {
             let add = metadata.flag(flag)?.unwrap_or(default);
             if add { required(key, id).map(Some) } else { Ok(None) }
         };
         let first = added(key::ADD_BOS, add_bos, key::BOS, bos)?;
         let last = added(key::ADD_EOS, false, key::EOS, eos)?;
+        // llama.cpp's default of BPE is id 11, a comma in most of these vocabularies: it is added where a flag says so, but ends no
+        // reply and is no text of a template.
+        let [bos, eos] = if matches!(encoder, Encoder::Bpe(_)) { named } else { [bos, eos] };
         let named = [eos, vocab.id(metadata, key::EOT)?, vocab.id(metadata, key::EOM)?];
         let ends = ends.with_named(named.into_iter().flatten());
         let text = |id: Option<u32>| id.map_or("", |id| &vocab.texts[id as usize]).to_owned();
