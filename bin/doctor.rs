@@ -242,7 +242,7 @@ fn names<S: AsRef<str>>(all: &[S]) -> String {
 fn failure_remedy(e: &DeviceError) -> &'static str {
     match e {
         DeviceError::OutOfMemory { .. } => {
-            "wait until other clients of the device have ended, or limit theirs with --max-memory"
+            "wait until other clients of the device have ended, or limit theirs: max-memory in the server's --limits file"
         }
         DeviceError::OnDevice { source, .. } => failure_remedy(source),
         DeviceError::ConnectionLost { .. } => {
@@ -251,7 +251,7 @@ fn failure_remedy(e: &DeviceError) -> &'static str {
         DeviceError::Deadline(_) => {
             "the device or the network is busy or hangs: rpc-server --status HOST:PORT shows what it does"
         }
-        DeviceError::RunTooLong { .. } => "raise --max-run of the server",
+        DeviceError::RunTooLong { .. } => "raise max-run in the server's --limits file",
         DeviceError::Exhausted { .. } | DeviceError::CapabilityMissing { .. } => {
             "try again when fewer clients use the server, or raise the limit that the message names"
         }

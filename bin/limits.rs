@@ -265,8 +265,13 @@ pub(crate) fn warn_of_options(matches: &ArgMatches) {
     }
 }
 
-/// The values of a file, by name. It is a flat table of TOML.
+/// The values of a file, by name. It is a flat table of TOML. A pipe is refused: each worker of the supervisor reads the file
+/// again, and would find nothing in it.
 fn read(file: &Path) -> Result<BTreeMap<String, String>, String> {
+    let found = fs::metadata(file).map_err(|e| format!("{e}{}", io_hint(&e)))?;
+    if !found.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
     let text = fs::read_to_string(file).map_err(|e| format!("{e}{}", io_hint(&e)))?;
     let known = limits();
     let mut values = BTreeMap::new();

@@ -204,6 +204,8 @@ struct Args {
     comm_port: Option<u16>,
 
     /// File with limits of clients, their memory and times: `rpc-server limits` prints one with all defaults (TOML).
+    ///
+    /// It is read at the start, and again by each worker that replaces one; SIGHUP does not read it.
     #[arg(long = "limits", value_name = "FILE")]
     limits_file: Option<PathBuf>,
 

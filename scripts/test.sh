@@ -6,8 +6,9 @@ usage() {
     cat <<'TEXT'
 Usage: scripts/test.sh [STEP...]
 
-Without a step, builds and runs in a few minutes: unit tests of the crate and of rpc-server, the tests ops, rpc, sched and library,
-and a model on the emulated GPU, which loads the kernels of every family. Needs Rust alone, and no network except crates.io.
+Without a step, builds and runs in at most 10 minutes on two cores: unit tests of the crate and of rpc-server, the tests ops, rpc,
+sched and library, and a model on the emulated GPU, which loads the kernels of every family. Needs Rust and a C compiler, and no
+network except crates.io.
 
   all     the following steps
   lint    formatting and clippy, with warnings as errors; the fuzz targets too; format and lock file of interop8
@@ -47,16 +48,17 @@ tests() { # CARGO-TEST-OPTIONS...
 # What a change must pass first. A profile and a selection of its own, so that neither the optimised emulator nor the crates of the
 # examples are compiled.
 first() {
-    local tests=(cargo test --locked --profile quick -p fanout) log
+    local quick=(cargo test --locked --profile quick -p fanout)
     log=$(mktemp)
-    step "${tests[@]}" --lib --bins --test ops --test rpc --test sched --test library --test cuda --no-run
+    trap 'rm -f "$log"' EXIT
+    step "${quick[@]}" --lib --bins --test ops --test rpc --test sched --test library --test cuda --no-run
     {
-        step "${tests[@]}" --lib --bins --test ops --test rpc --test sched --test library
-        step "${tests[@]}" --test cuda -- a_model_has_the_same_logits
+        step "${quick[@]}" --lib --bins --test ops --test rpc --test sched --test library
+        step "${quick[@]}" --test cuda -- a_model_has_the_same_logits
     } | tee "$log"
+    grep -q 'a_model_has_the_same_logits.* ok$' "$log" || { echo "test.sh: no model ran on the emulated GPU" >&2; exit 1; }
     printf '\n%d tests passed in %d s: the crate, rpc-server, ops, rpc, sched, library, a model on the emulated GPU. The rest: scripts/test.sh all.\n' \
         "$(awk '/^test result: ok/ { passed += $4 } END { print passed }' "$log")" "$SECONDS"
-    rm "$log"
 }
 
 for name in "${steps[@]}"; do

@@ -234,7 +234,7 @@ fn free_memory(name: &str, free: u64, total: u64) -> Finding {
         Finding::warning(
             CHECK,
             message,
-            "rpc-server --status HOST:PORT lists the sessions and their memory; --max-memory limits a client",
+            "rpc-server --status HOST:PORT lists the sessions and their memory; max-memory of --limits bounds a client",
         )
     } else {
         Finding::ok(CHECK, message)

@@ -73,7 +73,7 @@ pub struct Args {
 
     /// Print how well the model predicts the text of a file: the perplexity of its tokens, which are evaluated one by one.
     #[arg(long, value_name = "FILE",
-        conflicts_with_all = ["prompt", "tokens", "prompts", "chat", "echo", "warm_up", "compare", "info", "plan", "json"])]
+        conflicts_with_all = ["prompt", "tokens", "prompts", "chat", "echo", "warm_up", "compare", "info", "plan", "auto", "stop", "json"])]
     pub perplexity: Option<PathBuf>,
 
     /// Sequences at a time, each with a KV cache of --ctx tokens [default: 8].
@@ -172,7 +172,7 @@ pub struct Args {
     pub split: Option<Split>,
 
     /// Measure the devices and links, and print what the model is predicted to reach on them: the best placement, its memory and
-    /// loading time, a command that uses it, and the placements that are slower. Loads nothing. Takes about a second per device.
+    /// loading time, a command that uses it, and the placements that are slower. Loads nothing. Takes some seconds per device and server.
     #[arg(long, conflicts_with_all = ["split", "sequence_groups", "compare", "info", "auto"])]
     pub plan: bool,
 
@@ -479,7 +479,7 @@ fn part(text: &str) -> Result<f32, String> {
 }
 
 fn penalty(text: &str) -> Result<f32, String> {
-    number(text, "a number above 0", |x| x > 0.0)
+    number(text, "a number from 0.01 to 100", |x| (0.01..=100.0).contains(&x))
 }
 
 fn probability(text: &str) -> Result<f32, String> {

@@ -32,7 +32,7 @@ struct Streams {
     shared: bool,
     /// Whether text appears on a terminal.
     on_terminal: bool,
-    /// Whether the last line of text is incomplete, and nothing was written behind it.
+    /// Whether the last line of text is incomplete, and nothing was written after it.
     text_in_line: bool,
     /// The messages since [`keep_messages`].
     kept: Option<Vec<u8>>,

@@ -185,7 +185,7 @@ impl Engine {
         self.runners.get_mut(group).map_or_else(|| Ok(Vec::new()), GroupRunner::logits)
     }
 
-    /// Shortens the sequence to its first `length` tokens: later tokens overwrite the cells of the KV cache behind it.
+    /// Shortens the sequence to its first `length` tokens: later tokens overwrite the cells of the KV cache after it.
     pub fn truncate(&mut self, length: usize) {
         self.runners.iter_mut().take(1).for_each(|runner| runner.truncate(length));
     }

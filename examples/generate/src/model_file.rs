@@ -94,7 +94,8 @@ fn part_paths(path: &Path) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;
-    let parse = |digits: &str| if digits.len() == 5 { digits.parse().ok() } else { None };
+    let is_number = |text: &&str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parse = |text| Some(text).filter(is_number)?.parse().ok();
     let (number, count): (usize, usize) = (parse(number)?, parse(count)?);
     if !(1..=count).contains(&number) || count > MAX_PARTS {
         return None;

@@ -2,19 +2,22 @@
 //! llama.cpp's.
 
 use crate::session::Session;
+use anyhow::ensure;
 use std::io::Write;
 
 /// Evaluates the tokens one by one, and writes the perplexity of all but the first.
 ///
 /// # Errors
-/// As [`Session::append`], and a failed write to `out`.
+/// As [`Session::append`], fewer than two tokens, a logit that is NaN, and a failed write to `out`.
 pub fn write(session: &mut Session<'_>, tokens: &[u32], out: &mut dyn Write) -> anyhow::Result<()> {
+    ensure!(tokens.len() > 1, "a text of {} tokens has no perplexity: give a longer one", tokens.len());
     let mut sum = 0.0;
     for pair in tokens.windows(2) {
         sum -= log_probability(&session.append_for_logits(&pair[..1])?, pair[1]);
     }
-    let count = tokens.len().saturating_sub(1);
-    Ok(writeln!(out, "perplexity {:.4} of {count} tokens", (sum / count.max(1) as f64).exp())?)
+    ensure!(!sum.is_nan(), "a logit is NaN: the model's weights are damaged, or a device computes wrongly");
+    let count = tokens.len() - 1;
+    Ok(writeln!(out, "perplexity {:.4} of {count} tokens", (sum / count as f64).exp())?)
 }
 
 /// The logarithm of a token's probability; minus infinity for an id outside the vocabulary.

@@ -93,7 +93,7 @@ pub fn run_program(
     }
     let load = session.load()?;
     let totals = Report { load, predicted, ..Report::default() };
-    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), interrupt, out, totals };
+    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), interrupt, out, totals, interrupted: false };
     let mut reply = String::new();
     if let Some(prompt) = &prompt {
         reply = run.reply(prompt)?;
@@ -107,8 +107,13 @@ pub fn run_program(
         }
         run.converse(conversation, input)?;
     }
-    let Run { mut session, totals, out, .. } = run;
-    finish(args, &mut session, totals, out)
+    let Run { mut session, totals, out, interrupted, .. } = run;
+    finish(args, &mut session, totals, out)?;
+    if interrupted && !args.chat {
+        // A shell must see the signal, so that it ends its loop, and does not take the text for complete.
+        signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGINT)?;
+    }
+    Ok(())
 }
 
 /// The options of the run for prompts of up to `prompt` tokens, and the predicted rates if `--auto` has chosen the placement. `None`
@@ -173,6 +178,8 @@ struct Run<'a> {
     out: &'a mut dyn Write,
     /// Sums over all prompts.
     totals: Report,
+    /// Whether Ctrl-C has ended a reply.
+    interrupted: bool,
 }
 
 impl Run<'_> {
@@ -202,7 +209,7 @@ impl Run<'_> {
     /// Evaluates the prompt, as far as the KV cache does not have it from earlier turns, then decodes token by token until an end
     /// token or the limit. Writes and returns the text.
     fn reply(&mut self, prompt: &Prompt) -> anyhow::Result<String> {
-        let Run { args, session, tokenizer, interrupt, out, totals } = self;
+        let Run { args, session, tokenizer, interrupt, out, totals, interrupted } = self;
         let predict = args.predict(prompt.tokens.len(), session.context())?;
         let stops = StopTexts::new(&args.stop);
         let mut text =
@@ -236,7 +243,9 @@ impl Run<'_> {
             count += 1;
             log::debug!("token {}: {token}", totals.tokens.len());
             reply += &text.token(token)?;
-            ended = text.stops.is_found() || interruptible.is_interrupted();
+            let signal = interruptible.is_interrupted();
+            *interrupted |= signal;
+            ended = text.stops.is_found() || signal;
             if ended {
                 break;
             }

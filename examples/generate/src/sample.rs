@@ -97,7 +97,7 @@ impl Sampler {
         }
     }
 
-    /// The number from 0 to below 1 by which the token behind `position` of a sequence is drawn. It depends on nothing else, so
+    /// The number from 0 to below 1 by which the token after `position` of a sequence is drawn. It depends on nothing else, so
     /// that a sequence has the same tokens alone, beside others, and after a loss.
     pub fn uniform(&self, sequence: u64, position: usize) -> f32 {
         let mut rng = fastrand::Rng::with_seed(self.seed);

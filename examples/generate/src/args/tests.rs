@@ -138,7 +138,7 @@ fn errors_name_the_wrong_argument() {
         ("-p x --temp -1", "expected a temperature, 0 or at least 0.000001"),
         ("-p x --min-p 0.1", "--temp <T>"),
         ("--chat --min-p 2", "expected a number from 0 to 1"),
-        ("-p x --repeat-penalty 0", "expected a number above 0"),
+        ("-p x --repeat-penalty 0", "expected a number from 0.01 to 100"),
         ("-p x --gpu-layers x", "expected a number, auto or all"),
         ("-p x --stop=", "a value is required for '--stop <TEXT>'"),
         ("-p x --stop y --json", "cannot be used with"),

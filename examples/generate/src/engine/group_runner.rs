@@ -150,7 +150,7 @@ impl GroupRunner {
         }
     }
 
-    /// Submits a batch, and the reads of what is sampled behind these outputs.
+    /// Submits a batch, and the reads of what is sampled after these outputs.
     pub(super) fn submit(
         &mut self,
         parts: &ModelParts,

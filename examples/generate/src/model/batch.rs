@@ -4,7 +4,7 @@ use super::Inputs;
 use fanout::graph::TensorId;
 use fanout::sched::batching::{BatchOutput, TokenBatch};
 
-/// The uniform number by which the token behind an output is drawn.
+/// The uniform number by which the token after an output is drawn.
 pub type UniformFn<'a> = &'a dyn Fn(&BatchOutput) -> f32;
 
 impl Inputs {

@@ -40,7 +40,7 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>, args: &Args, k
     left.iter().chain(&positional).map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// The words with the value of `--retry` in its own word: the value is optional, so that without the option behind it, a bare `--retry`
+/// The words with the value of `--retry` in its own word: the value is optional, so that without the option after it, a bare `--retry`
 /// would take the next word.
 fn with_value_of_retry(words: impl Iterator<Item = OsString>, retry: Option<u32>) -> impl Iterator<Item = OsString> {
     let (mut words, mut is_option) = (words.peekable(), true);
@@ -53,7 +53,7 @@ fn with_value_of_retry(words: impl Iterator<Item = OsString>, retry: Option<u32>
     })
 }
 
-/// The words without the options `replaced` and their values: those before `--`, and `--` with the words behind it, which are no
+/// The words without the options `replaced` and their values: those before `--`, and `--` with the words after it, which are no
 /// options.
 fn without_replaced(
     mut words: impl Iterator<Item = OsString>,
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(command(&["generate", "m.gguf", "--auto"], &mapped, true), "generate m.gguf --weights mapped");
     }
 
-    /// Short options in one word, with the value in it or behind it, and words that only look like options.
+    /// Short options in one word, with the value in it or after it, and words that only look like options.
     #[test]
     fn grouped_short_options_keep_their_flags() {
         let args = Args::try_parse_from(["generate", "m.gguf", "-p", "x"]).unwrap();

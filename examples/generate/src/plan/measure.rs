@@ -414,7 +414,7 @@ impl<'a> Bench<'a> {
         Ok(BlockRates { node_time, kv_read, few_columns, many_columns })
     }
 
-    /// Seconds per run of a graph when runs are submitted one behind another, and seconds from the submission of a single run to its
+    /// Seconds per run of a graph when runs are submitted one after another, and seconds from the submission of a single run to its
     /// end. The first `zeros` bytes of its memory are 0.
     fn time_per_run(&mut self, graph: Graph, zeros: u64) -> anyhow::Result<(f64, f64)> {
         let bytes = graph.slot_sizes().first().copied().unwrap_or(0) as u64;

@@ -84,7 +84,7 @@ impl Plan {
             goal: Goal::DecodeRate,
         };
         let opener = DeviceOpener::new(args)?;
-        let devices = opener.open(args)?;
+        let devices = opener.open_within(args, args.retry())?;
         let report = |line: String| {
             if !args.json {
                 console::message(line);
@@ -201,7 +201,7 @@ fn group_shares(stage: &Stage, stages: usize) -> GroupShares {
     }
 }
 
-/// The entry of `--device` for an opened device. A device of this machine that a list names twice has a number behind its name.
+/// The entry of `--device` for an opened device. A device of this machine that a list names twice has a number after its name.
 fn list_entry(device: &dyn Device) -> &str {
     let info = device.info();
     match (device.link_stats(), info.kind) {

@@ -52,14 +52,14 @@ impl DeviceOpener {
     }
 
     /// As [`DeviceOpener::open`], and waits for servers that cannot be reached for up to `within`.
-    pub(super) fn open_within(&self, args: &Args, within: Option<Duration>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    pub(crate) fn open_within(&self, args: &Args, within: Option<Duration>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
         let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
             list
         });
         match (self.registry.open(&list, &self.options), within) {
-            (Err(error @ RegistryError::Endpoint(_)), Some(within)) => {
+            (Err(error @ (RegistryError::Endpoint(_) | RegistryError::Endpoints { .. })), Some(within)) => {
                 console::message(format_args!("{error}; trying for up to {within:?} to reach it"));
                 let mut options = self.options.clone();
                 options.rpc.retry = within;

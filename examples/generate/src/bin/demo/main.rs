@@ -12,13 +12,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use fanout::device::MappedFile;
-use fanout::gguf::Gguf;
 use generate::console::{self, TextWriter};
+use generate::model_file::ModelFile;
 use generate::report::Report;
 use generate::tokenizer::{DecodeStream, Tokenizer};
 
-use model_file::ModelFile;
+use model_file::RandomModel;
 use run::{Job, KILL_AFTER, PREDICT};
 use server::{Serve, ServerProcess};
 
@@ -132,7 +131,7 @@ fn model(args: &Args) -> anyhow::Result<(PathBuf, Vec<u32>)> {
         let tokens = with_tokenizer(path, |tokenizer| Ok(tokenizer.encode(PROMPT)?));
         return Ok((path.clone(), tokens.with_context(|| path.display().to_string())?));
     }
-    let (model, folder) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, args.folder.display());
+    let (model, folder) = (if args.tiny { RandomModel::TINY } else { RandomModel::FULL }, args.folder.display());
     // Before the model is made, which takes seconds.
     print(&format!("model: {model}, in {folder}\n"))?;
     let path = model.make(&args.folder).with_context(|| format!("the model in {folder}"))?;
@@ -141,8 +140,8 @@ fn model(args: &Args) -> anyhow::Result<(PathBuf, Vec<u32>)> {
 }
 
 fn with_tokenizer<T>(path: &Path, read: impl FnOnce(&Tokenizer) -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let file = MappedFile::open(path)?;
-    read(&Tokenizer::read(&Gguf::parse(file.bytes())?.metadata)?)
+    let file = ModelFile::open(path)?;
+    read(&Tokenizer::read(&file.parse()?.metadata)?)
 }
 
 /// The text that the model has written on one device, up to its end token.

@@ -15,7 +15,7 @@ use generate::progress::{Progress, Unit};
 const SEED: u32 = 1;
 
 /// The sizes of a model: in elements, `vocab` in tokens. Heads have 64 channels or fewer; shapes suit a split over two devices.
-pub struct ModelFile {
+pub struct RandomModel {
     name: &'static str,
     layers: u32,
     width: u32,
@@ -58,19 +58,19 @@ impl Weight {
     }
 }
 
-impl ModelFile {
+impl RandomModel {
     /// Number of tokens.
     pub fn vocab(&self) -> u32 {
         self.vocab
     }
 
     /// 300 MB: large enough that reading the weights takes longer than the exchange of partial sums.
-    pub const FULL: ModelFile =
-        ModelFile { name: "full", layers: 5, width: 1536, heads: 24, kv_heads: 8, ff: 4096, vocab: 8192 };
+    pub const FULL: RandomModel =
+        RandomModel { name: "full", layers: 5, width: 1536, heads: 24, kv_heads: 8, ff: 4096, vocab: 8192 };
 
     /// 3 MB, for a quick test.
-    pub const TINY: ModelFile =
-        ModelFile { name: "tiny", layers: 2, width: 256, heads: 8, kv_heads: 4, ff: 512, vocab: 512 };
+    pub const TINY: RandomModel =
+        RandomModel { name: "tiny", layers: 2, width: 256, heads: 8, kv_heads: 4, ff: 512, vocab: 512 };
 
     fn weights(&self) -> Vec<Weight> {
         let [width, ff, vocab] = [self.width, self.ff, self.vocab].map(u64::from);
@@ -150,7 +150,7 @@ impl ModelFile {
         Ok(path)
     }
 
-    /// Whether the file is the one that [`ModelFile::write`] writes, judged by its length and its head, which has the seed.
+    /// Whether the file is the one that [`RandomModel::write`] writes, judged by its length and its head, which has the seed.
     fn is_complete(&self, path: &Path, head: &[u8]) -> bool {
         let bytes = head.len() as u64 + self.weights().iter().map(Weight::bytes).sum::<u64>();
         let mut found = vec![0; head.len()];
@@ -177,7 +177,7 @@ impl ModelFile {
     }
 }
 
-impl fmt::Display for ModelFile {
+impl fmt::Display for RandomModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let weights = self.weights();
         let (elements, bytes) = (weights.iter().map(Weight::elements), weights.iter().map(Weight::bytes));
