@@ -12,7 +12,7 @@ AVX-512, or two of AVX2. There are two ways to count:
             without no-ops. Inlined functions in the debug information name the type and the tile: panels x columns for
             micro-kernels, columns for row dot products.
 
-The check fails if a count differs from the recorded one by more than 5 %. It fails in both directions, so that a faster loop
+The check fails if a count differs from the recorded one by more than 8 %. It fails in both directions, so that a faster loop
 is recorded too. Needs valgrind and binutils.
 """
 
@@ -29,7 +29,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests/loop_counts/x86_64.txt"
-TOLERANCE = 0.05
+# One tile of Q3_K moves by 7 % when code that it does not use changes: the compiler divides the crate into units by size.
+TOLERANCE = 0.08
 
 # The program with the products. It does not run the emulated GPU, which cargo compiles with it.
 BUILD = ["cargo", "test", "--release", "--locked", "-p", "fanout", "--config",
