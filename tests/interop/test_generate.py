@@ -183,8 +183,8 @@ class Bench:
                 raise ClientError(f"generate ended with {done.returncode}:\n{tail(done.stderr.decode())}")
             return done.stdout.decode()
 
-        first = run("--chat", "--chat-template", str(template), "--prompt", "Good day")
-        both = run("--chat", "--chat-template", str(template), lines="Good day\nAnd then?\n")
+        first = run("--chat", "--temp", "0", "--chat-template", str(template), "--prompt", "Good day")
+        both = run("--chat", "--temp", "0", "--chat-template", str(template), lines="Good day\nAnd then?\n")
         if not both.startswith(first):
             return f"the first turn has {both!r}, a single one {first!r}"
         second = both.removeprefix(first)
