@@ -161,7 +161,8 @@ fn a_hangup_ends_a_server_without_keys_unless_it_is_ignored() {
     for (args, is_ignored) in [(&[][..], false), (&[], true), (&["--no-supervise"], false), (&["--no-supervise"], true)]
     {
         let program = program(&[&ARGS, args].concat());
-        let mut supervised = Supervised::start_program(if is_ignored { under_nohup(&program) } else { program });
+        let hangup = if is_ignored { "--ignore-signal=HUP" } else { "--default-signal=HUP" };
+        let mut supervised = Supervised::start_program(under_env(hangup, &program));
         let server = supervised.server.child.id();
         let endpoint = supervised.server.endpoint().unwrap();
         // Both at once: a worker that ends by itself would be replaced.
@@ -177,18 +178,18 @@ fn a_hangup_ends_a_server_without_keys_unless_it_is_ignored() {
     }
 }
 
-/// The same program with SIGHUP ignored, as `nohup` starts it.
-fn under_nohup(program: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(program.get_program()).args(program.get_args());
+/// The same program, with an option of `env`: the tests themselves may run with SIGHUP ignored, as `nohup` starts them.
+fn under_env(option: &str, program: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg(option).arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
+            Some(value) => env.env(name, value),
+            None => env.env_remove(name),
         };
     }
-    shell.stdin(Stdio::null());
-    shell
+    env.stdin(Stdio::null());
+    env
 }
 
 #[test]
