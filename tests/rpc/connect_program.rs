@@ -3,6 +3,7 @@
 use crate::server_program::{ServerProcess, program, run_server_program, spawn_server_with_log};
 use crate::server_program_keys::{Fixture, is_served, listening_addresses};
 use crate::server_program_lifecycle::options;
+use crate::server_program_supervisor::under_env;
 use crate::support::*;
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::keys::{PublicKey, SecretKey};
@@ -29,7 +30,7 @@ impl RelayProcess {
         key.create_file(&file).expect("a file");
         let log = fs::File::create(dir.path().join("log")).expect("a file");
         let args = [&["connect", "--key", file.to_str().expect("text")], args].concat();
-        let process = spawn_server_with_log(program(&args), Stdio::from(log));
+        let process = spawn_server_with_log(under_env("--default-signal=HUP", &program(&args)), Stdio::from(log));
         RelayProcess { dir, process }
     }
 

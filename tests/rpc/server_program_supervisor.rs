@@ -179,7 +179,7 @@ fn a_hangup_ends_a_server_without_keys_unless_it_is_ignored() {
 }
 
 /// The same program, with an option of `env`: the tests themselves may run with SIGHUP ignored, as `nohup` starts them.
-fn under_env(option: &str, program: &Command) -> Command {
+pub(crate) fn under_env(option: &str, program: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg(option).arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
