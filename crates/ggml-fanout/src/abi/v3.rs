@@ -1,0 +1,60 @@
+//! Version 3 of the interface (ggml 0.28): buffers take several tensors at once.
+
+use super::tables::{BufferCallbacks, BufferTypeCallbacks, CopyTensors, GetTensors, SetTensors};
+use super::v2;
+use super::{Buffer, BufferType, Tensor};
+use std::ffi::{c_char, c_int};
+
+/// The number that [`super::Registry::api_version`] has.
+pub(crate) const VERSION: i32 = 3;
+
+/// `struct ggml_backend_buffer_type_i`.
+#[repr(C)]
+pub(crate) struct BufferTypeTable {
+    get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char,
+    alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
+    alloc_buffer_for: Option<unsafe extern "C" fn(*mut BufferType, *mut *mut Tensor, c_int) -> *mut Buffer>,
+    get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
+    get_max_size: unsafe extern "C" fn(*mut BufferType) -> usize,
+    get_alloc_size: unsafe extern "C" fn(*mut BufferType, *const Tensor) -> usize,
+    get_alloc_size_of: Option<unsafe extern "C" fn(*mut BufferType, *mut *mut Tensor, c_int) -> usize>,
+    is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
+}
+
+impl From<BufferTypeCallbacks> for BufferTypeTable {
+    fn from(callbacks: BufferTypeCallbacks) -> BufferTypeTable {
+        let BufferTypeCallbacks { get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size, is_host } =
+            callbacks;
+        let (alloc_buffer_for, get_alloc_size_of) = (None, None);
+        BufferTypeTable {
+            get_name,
+            alloc_buffer,
+            alloc_buffer_for,
+            get_alignment,
+            get_max_size,
+            get_alloc_size,
+            get_alloc_size_of,
+            is_host,
+        }
+    }
+}
+
+/// `struct ggml_backend_buffer_i`: that of version 2, and three callbacks more.
+#[repr(C)]
+pub(crate) struct BufferTable {
+    version_2: v2::BufferTable,
+    set_tensors: SetTensors,
+    get_tensors: GetTensors,
+    copy_tensors: CopyTensors,
+}
+
+impl From<BufferCallbacks> for BufferTable {
+    fn from(callbacks: BufferCallbacks) -> BufferTable {
+        BufferTable {
+            version_2: callbacks.into(),
+            set_tensors: callbacks.set_tensors,
+            get_tensors: callbacks.get_tensors,
+            copy_tensors: callbacks.copy_tensors,
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Graphs of the host as programs of a device.
+
+use crate::abi::{Buffer, FLAG_OUTPUT, MAX_SRC, Tensor};
+use crate::buffer::BufferState;
+use crate::device::Device;
+use crate::host;
+use crate::program_cache::PreparedGraph;
+use fanout::graph::SlotOffset;
+use fanout::graph::validate::{self, OpSet, UntrustedTensor};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Prepares the graph of these nodes for a device.
+///
+/// # Safety
+/// `nodes` are nodes of a graph of the host, whose sources are tensors.
+pub(crate) unsafe fn prepare(device: &'static Device, nodes: &[*mut Tensor]) -> Result<PreparedGraph, String> {
+    // SAFETY: the caller passes valid nodes.
+    let tensors = unsafe { tensors_of(nodes) };
+    let mut memory = Memory { device, buffers: Vec::new(), states: Vec::new() };
+    let mut records = Vec::with_capacity(tensors.len());
+    for (pointer, tensor) in &tensors {
+        // SAFETY: the host keeps the buffers of a graph that it computes.
+        records.push(unsafe { record(*pointer, tensor, &mut memory) }?);
+    }
+    let listed: Vec<u64> = records[..nodes.len()].iter().map(|record| record.id).collect();
+    let slots = memory.states.iter().map(|state| state.memory.bytes() as usize).collect();
+    let graph = validate::import_untrusted(&listed, &records, slots, OpSet::Protocol).map_err(|e| e.to_string())?;
+    let program = match graph.nodes() {
+        [] => None,
+        _ => Some(device.fanout.prepare(Arc::new(graph)).map_err(|e| e.to_string())?),
+    };
+    let outputs = tensors.iter().zip(&records).filter_map(|((_, tensor), record)| {
+        let place = record.place.filter(|_| tensor.flags & FLAG_OUTPUT != 0 && !tensor.ne.contains(&0))?;
+        // SAFETY: a copy of a tensor of the host.
+        let bytes = unsafe { host::get().tensor_bytes(tensor) };
+        Some((place.slot as usize, place.offset as u64, bytes as u64))
+    });
+    Ok(PreparedGraph {
+        outputs: outputs.collect(),
+        tensors: tensors.into(),
+        nodes: nodes.len(),
+        program,
+        bindings: memory.states.iter().map(|state| state.memory.clone()).collect(),
+        buffers: memory.buffers.into(),
+    })
+}
+
+/// The tensors of a graph: its nodes, and then their sources that are not nodes.
+///
+/// # Safety
+/// As for [`prepare`].
+unsafe fn tensors_of(nodes: &[*mut Tensor]) -> Vec<(*const Tensor, Tensor)> {
+    // SAFETY: the caller passes valid nodes, whose sources are valid.
+    let copy = |pointer: *const Tensor| (pointer, unsafe { *pointer });
+    let mut tensors: Vec<_> = nodes.iter().map(|&node| copy(node)).collect();
+    let mut seen: HashSet<*const Tensor> = nodes.iter().map(|&node| node.cast_const()).collect();
+    for at in 0..nodes.len() {
+        for src in tensors[at].1.src {
+            if !src.is_null() && seen.insert(src) {
+                tensors.push(copy(src));
+            }
+        }
+    }
+    tensors
+}
+
+/// The buffers of a graph.
+struct Memory {
+    device: &'static Device,
+    buffers: Vec<*mut Buffer>,
+    states: Vec<&'static BufferState>,
+}
+
+impl Memory {
+    /// The place of a tensor; `None` if it has no memory of the device.
+    ///
+    /// # Safety
+    /// The tensor's buffer is not freed while the graph is prepared.
+    unsafe fn place(&mut self, tensor: &Tensor) -> Option<SlotOffset> {
+        // SAFETY: the caller passes a valid buffer; the references do not leave `prepare`.
+        let state: &'static BufferState = unsafe { BufferState::of_any(tensor.buffer) }?;
+        if !std::ptr::eq(state.device, self.device) {
+            return None;
+        }
+        let slot = self.buffers.iter().position(|known| *known == tensor.buffer).unwrap_or_else(|| {
+            self.buffers.push(tensor.buffer);
+            self.states.push(state);
+            self.buffers.len() - 1
+        });
+        Some(SlotOffset { slot: slot as u32, offset: state.position(tensor, 0) as usize })
+    }
+}
+
+/// A tensor as a record that fanout imports.
+///
+/// # Safety
+/// As for [`Memory::place`].
+unsafe fn record(pointer: *const Tensor, tensor: &Tensor, memory: &mut Memory) -> Result<UntrustedTensor, String> {
+    let numbers = &host::get().numbers;
+    let (op, params) = numbers
+        .op(tensor.op, &tensor.op_params)
+        .ok_or_else(|| format!("the host's op number {} is none of fanout's", tensor.op))?;
+    let dtype = numbers
+        .dtype(tensor.dtype)
+        .ok_or_else(|| format!("the host's type number {} is none of fanout's", tensor.dtype))?;
+    let mut ne = [0; 4];
+    for (to, from) in ne.iter_mut().zip(tensor.ne) {
+        *to = u32::try_from(from).map_err(|_| format!("a dimension of {from} elements"))?;
+    }
+    let mut srcs = [0; MAX_SRC];
+    for (to, from) in srcs.iter_mut().zip(tensor.src) {
+        *to = from as u64;
+    }
+    Ok(UntrustedTensor {
+        id: pointer as u64,
+        dtype: dtype.to_wire(),
+        ne,
+        nb: tensor.nb.map(|stride| stride as u32),
+        op: op.to_wire(),
+        params,
+        flags: tensor.flags,
+        srcs,
+        // ggml's graph is opaque, and readers outside of this part of it are not known.
+        use_count: 0,
+        // SAFETY: the caller's argument is this function's.
+        place: unsafe { memory.place(tensor) },
+    })
+}

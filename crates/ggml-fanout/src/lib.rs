@@ -1,0 +1,60 @@
+//! fanout's devices as a backend that programs with ggml load: `GGML_BACKEND_PATH=/path/libggml_fanout.so llama-server …`.
+//!
+//! A host (llama.cpp, whisper.cpp, …) opens the library, asks [`ggml_backend_score`] whether it fits, and gets a registry of
+//! devices from [`ggml_backend_init`]: the GPUs of this machine, and the devices of servers that variables of the environment
+//! name. docs/ggml-plugin.md is the manual.
+//!
+//! ```text
+//! registry ──► device ──► buffer ──► fanout's memory
+//!                 │
+//!                 └─────► stream ──► program_cache ──► fanout's queue and programs
+//! ```
+//! `abi` has ggml's structs, `host` finds ggml's functions in the process, `numbers` maps its ops and types to fanout's.
+//!
+//! # Failures
+//! The interface has no errors in most of its calls. No panic crosses it (`guard`). A graph returns after it has run and its
+//! outputs are in the host's memory, so that reading them cannot fail. A failed write makes every graph fail that uses the buffer.
+//! Any other failed read delivers NaN, and the next graph of the stream fails.
+//!
+//! # Safety
+//! The callbacks trust the host: pointers are valid as ggml's own backends need them to be. Everything else goes through fanout's
+//! checked interface.
+
+mod abi;
+mod buffer;
+mod config;
+mod device;
+mod graph;
+mod guard;
+mod host;
+mod numbers;
+mod outputs;
+mod program_cache;
+mod registry;
+mod reservation;
+mod stream;
+mod support;
+
+use host::{LogLevel, log};
+use std::ffi::c_int;
+
+/// How well the library fits the host: 0 if it does not, with a line that tells why.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_backend_score() -> c_int {
+    guard::guarded(0, || match host::find() {
+        Ok(_) => 1,
+        Err(reason) => {
+            log(LogLevel::Error, &format!("not loaded: {reason}"));
+            0
+        }
+    })
+}
+
+/// The registry of the plug-in's devices; null if the library does not fit the host.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_backend_init() -> *mut abi::Registry {
+    guard::guarded(std::ptr::null_mut(), || match host::find() {
+        Ok(_) => registry::own(),
+        Err(_) => std::ptr::null_mut(),
+    })
+}

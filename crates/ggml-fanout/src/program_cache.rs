@@ -1,0 +1,80 @@
+//! Programs by the content of their graphs. A host builds each graph anew, mostly with the same tensors at the same addresses
+//! as before. Such a graph costs one comparison of all its tensors.
+
+use crate::abi::{Buffer, Tensor};
+use fanout::device::{Program, Region};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Programs that are kept for each device. A context has one for each number of tokens and of splits that it repeats.
+const MAX_PROGRAMS: usize = 32;
+
+/// A graph that was prepared, with the memory that it is bound to.
+#[derive(Clone)]
+pub(crate) struct PreparedGraph {
+    /// The graph's tensors as they were: the nodes in order, then sources that are not nodes.
+    pub(crate) tensors: Arc<[(*const Tensor, Tensor)]>,
+    /// How many of the tensors are nodes.
+    pub(crate) nodes: usize,
+    /// `None` for a graph that computes nothing.
+    pub(crate) program: Option<Program>,
+    pub(crate) bindings: Arc<[Region]>,
+    /// The host's objects of the memory, in the order of `bindings`.
+    pub(crate) buffers: Arc<[*mut Buffer]>,
+    /// Tensors that the host reads after the run: number in `buffers`, first byte and number of bytes.
+    pub(crate) outputs: Arc<[(usize, u64, u64)]>,
+}
+
+/// The programs of a device, the last used first.
+#[derive(Default)]
+pub(crate) struct ProgramCache(VecDeque<PreparedGraph>);
+
+// SAFETY: the pointers of a prepared graph are compared, and followed only in a call that has the host's same pointers.
+unsafe impl Send for ProgramCache {}
+
+impl ProgramCache {
+    /// The prepared graph with exactly these nodes.
+    ///
+    /// # Safety
+    /// `nodes` are nodes of a graph of the host, whose sources are tensors.
+    pub(crate) unsafe fn find(&mut self, nodes: &[*mut Tensor]) -> Option<PreparedGraph> {
+        // SAFETY: the caller passes valid nodes.
+        let at = self.0.iter().position(|known| unsafe { known.is(nodes) })?;
+        let found = self.0.remove(at)?;
+        self.0.push_front(found.clone());
+        Some(found)
+    }
+
+    pub(crate) fn insert(&mut self, graph: PreparedGraph) {
+        self.0.truncate(MAX_PROGRAMS - 1);
+        self.0.push_front(graph);
+    }
+
+    /// Forgets all programs that use a buffer, and thereby its memory.
+    pub(crate) fn forget_buffer(&mut self, buffer: *mut Buffer) {
+        self.0.retain(|graph| !graph.buffers.contains(&buffer));
+    }
+}
+
+impl PreparedGraph {
+    /// Whether this is the graph of these nodes.
+    ///
+    /// # Safety
+    /// As for [`ProgramCache::find`].
+    unsafe fn is(&self, nodes: &[*mut Tensor]) -> bool {
+        let pointers = self.tensors.iter().map(|(pointer, _)| *pointer);
+        self.nodes == nodes.len()
+            && pointers.zip(nodes).all(|(known, &node)| std::ptr::eq(known, node))
+            // Nodes first: where they are equal, so are the pointers of their sources, and these are tensors of this graph.
+            // SAFETY: the caller passes valid nodes, whose sources are valid.
+            && self.tensors.iter().all(|(pointer, known)| unsafe { same(&**pointer, known) })
+    }
+}
+
+/// Whether a tensor is as it was.
+fn same(tensor: &Tensor, known: &Tensor) -> bool {
+    let Tensor { dtype, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data } = tensor;
+    (*dtype, *buffer, *op, *flags, *data) == (known.dtype, known.buffer, known.op, known.flags, known.data)
+        && (ne, nb, op_params, src) == (&known.ne, &known.nb, &known.op_params, &known.src)
+        && (*view_src, *view_offs) == (known.view_src, known.view_offs)
+}

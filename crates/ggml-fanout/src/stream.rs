@@ -1,0 +1,398 @@
+//! Streams: ggml's backends, each a queue of fanout, and events between them.
+
+use crate::abi::{self, Backend, BackendTable, Event, Graph, STATUS_FAILED, STATUS_SUCCESS, Status, Tensor};
+use crate::buffer::{self, BufferState};
+use crate::device::{Device, EventState, event_state};
+use crate::graph;
+use crate::guard::{guarded, lock};
+use crate::host;
+use crate::program_cache::PreparedGraph;
+use fanout::device::{CopyOutcome, DeviceError, PendingRead, Queue, TimelinePoint, UploadSource};
+use std::ffi::{c_char, c_void};
+use std::sync::Mutex;
+
+/// A stream of the plug-in.
+pub(crate) struct Stream {
+    device: &'static Device,
+    work: Mutex<Work>,
+}
+
+#[derive(Default)]
+struct Work {
+    /// Opened by the first work: hosts make streams only to measure memory, too.
+    queue: Option<Box<dyn Queue>>,
+    /// The last transfer of the device that the queue waits for.
+    after: Option<TimelinePoint>,
+    /// Reads that the host waits for by `synchronize`.
+    reads: Vec<Read>,
+    /// A failure that no call could report yet. The next graph fails with it.
+    failure: Option<String>,
+}
+
+struct Read {
+    result: PendingRead,
+    to: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the host keeps the destination of a read until it has synchronised the stream, on whatever thread.
+unsafe impl Send for Work {}
+
+/// Creates the host's object for a stream.
+pub(crate) fn new(device: &'static Device) -> *mut Backend {
+    let stream = Box::new(Stream { device, work: Mutex::default() });
+    let backend =
+        Backend { guid: host::guid(), iface: TABLE, device: device.object(), context: Box::into_raw(stream).cast() };
+    Box::into_raw(Box::new(backend))
+}
+
+const TABLE: BackendTable = BackendTable {
+    get_name,
+    free,
+    set_tensor_async,
+    get_tensor_async,
+    set_tensor_2d_async,
+    get_tensor_2d_async,
+    copy_tensor_async,
+    synchronize,
+    graph_plans: [None; 4],
+    graph_compute,
+    event_record,
+    event_wait,
+    graph_optimize: None,
+};
+
+impl Stream {
+    /// # Safety
+    /// `backend` is a stream of the plug-in that is not freed while the result is used.
+    unsafe fn of<'a>(backend: *mut Backend) -> &'a Stream {
+        // SAFETY: the context of the plug-in's backends is their stream.
+        unsafe { &*(*backend).context.cast() }
+    }
+
+    /// The stream of a backend; `None` for backends of others.
+    ///
+    /// # Safety
+    /// `backend` is null or a backend of the host that is not freed while the result is used.
+    unsafe fn of_any<'a>(backend: *mut Backend) -> Option<&'a Stream> {
+        // SAFETY: the caller passes a valid backend, and only backends of the plug-in have its guid.
+        unsafe { (!backend.is_null() && (*backend).guid == host::guid()).then(|| Stream::of(backend)) }
+    }
+
+    /// Submits work to the queue. A failure stays until a graph reports it.
+    fn submit<T>(&self, what: &str, submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>) -> Option<T> {
+        let mut work = lock(&self.work);
+        let submitted = work.open(self.device).and_then(submit);
+        submitted.map_err(|error| self.fail(&mut work, what, &error)).ok()
+    }
+
+    /// Closes the queue after a failure, which the next graph reports.
+    fn fail(&self, work: &mut Work, what: &str, error: &DeviceError) {
+        let text = format!("{}: {what}: {error}", self.device.label());
+        (work.queue, work.after) = (None, None);
+        work.failure.get_or_insert_with(|| text.clone());
+        self.device.failures.log(text);
+    }
+
+    /// A point after all work that was submitted so far; `None` if there is none or it has failed.
+    fn mark(&self) -> Option<TimelinePoint> {
+        lock(&self.work).queue.as_mut().map(|queue| queue.mark())
+    }
+
+    /// Waits for all work, and delivers the reads.
+    fn finish(&self) {
+        let mut work = lock(&self.work);
+        let reads = std::mem::take(&mut work.reads);
+        let finished = work.queue.as_mut().map(|queue| queue.mark()).map_or(Ok(()), |point| point.wait(None));
+        if let Err(error) = finished {
+            self.fail(&mut work, "work on the device", &error);
+        }
+        for Read { result, to, bytes } in reads {
+            // SAFETY: the host keeps the destination until this call returns.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+            match result.wait(None) {
+                Ok(result) => to.copy_from_slice(&result),
+                Err(error) => {
+                    buffer::mark_failed(to);
+                    self.fail(&mut work, "reading a tensor", &error);
+                }
+            }
+        }
+    }
+
+    /// Runs a graph: returns once it has run, if the host reads outputs of it; else once it is submitted.
+    fn run(&self, graph: &PreparedGraph) -> Result<(), String> {
+        // SAFETY: the host keeps the buffers of a graph that it computes.
+        let states = graph.buffers.iter().filter_map(|&buffer| unsafe { BufferState::of_any(buffer) });
+        let states: Vec<&BufferState> = states.collect();
+        if let Some(reason) = states.iter().find_map(|state| state.broken()) {
+            return Err(reason.to_owned());
+        }
+        states.iter().for_each(|state| state.changes());
+        let Some(program) = &graph.program else { return Ok(()) };
+        let mut work = lock(&self.work);
+        if let Some(failure) = work.failure.take() {
+            return Err(failure);
+        }
+        let regions = graph.outputs.iter().map(|&(at, offset, bytes)| states[at].memory.subregion(offset, bytes));
+        let ran = regions.collect::<Result<Vec<_>, _>>().and_then(|regions| {
+            let queue = work.open(self.device)?;
+            queue.run(program, &graph.bindings)?;
+            if regions.is_empty() { Ok(Vec::new()) } else { queue.download_all(&regions) }
+        });
+        let ran = ran.and_then(|reads| reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>());
+        match ran {
+            Ok(results) => {
+                for (&(at, offset, _), bytes) in graph.outputs.iter().zip(results) {
+                    lock(&states[at].outputs).keep(offset, bytes);
+                }
+                self.device.failures.clear();
+                Ok(())
+            }
+            Err(error) => {
+                (work.queue, work.after) = (None, None);
+                Err(format!("{}: a graph: {error}", self.device.label()))
+            }
+        }
+    }
+}
+
+impl Work {
+    /// The queue, which waits for the last transfer of the device.
+    fn open(&mut self, device: &'static Device) -> Result<&mut dyn Queue, DeviceError> {
+        let queue = match &mut self.queue {
+            Some(queue) => queue,
+            closed => closed.insert(device.fanout.queue(&device.budget)?),
+        };
+        if let Some(last) = device.last_transfer() {
+            let waits = |after: &TimelinePoint| after.is_same_timeline(&last) && after.seq() >= last.seq();
+            if !self.after.as_ref().is_some_and(waits) {
+                queue.wait(&last)?;
+                self.after = Some(last);
+            }
+        }
+        Ok(&mut **queue)
+    }
+}
+
+unsafe extern "C" fn get_name(backend: *mut Backend) -> *const c_char {
+    // SAFETY: the host passes a stream of the plug-in.
+    unsafe { Stream::of(backend) }.device.name()
+}
+
+unsafe extern "C" fn free(backend: *mut Backend) {
+    // SAFETY: the host frees a stream of the plug-in once; `new` made both boxes.
+    let (backend, stream) = unsafe {
+        let backend = Box::from_raw(backend);
+        let stream = Box::from_raw(backend.context.cast::<Stream>());
+        (backend, stream)
+    };
+    guarded((), || drop((backend, stream)));
+}
+
+/// The buffer of a tensor, and the position of `offset` bytes into it.
+///
+/// # Safety
+/// `tensor` is a tensor of the host in a buffer of the plug-in.
+unsafe fn locate<'a>(tensor: *const Tensor, offset: usize) -> Option<(&'a BufferState, u64)> {
+    // SAFETY: the caller passes a valid tensor, whose buffer the host keeps.
+    unsafe { BufferState::of_any((*tensor).buffer).map(|state| (state, state.position(&*tensor, offset))) }
+}
+
+unsafe extern "C" fn set_tensor_async(
+    backend: *mut Backend,
+    tensor: *mut Tensor,
+    data: *const c_void,
+    offset: usize,
+    size: usize,
+) {
+    // SAFETY: as for several rows.
+    unsafe { set_tensor_2d_async(backend, tensor, data, offset, size, 1, size, size) };
+}
+
+unsafe extern "C" fn set_tensor_2d_async(
+    backend: *mut Backend,
+    tensor: *mut Tensor,
+    data: *const c_void,
+    offset: usize,
+    size: usize,
+    rows: usize,
+    stride_tensor: usize,
+    stride_data: usize,
+) {
+    // SAFETY: the host passes a stream of the plug-in and a tensor in a buffer of its device.
+    let (stream, located) = unsafe { (Stream::of(backend), locate(tensor, offset)) };
+    guarded((), || {
+        let Some((state, start)) = located else { return };
+        state.changes();
+        for row in 0..rows {
+            // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
+            let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
+            _ = stream.submit("writing a tensor", |queue| {
+                let region = state.memory.subregion(start + (row * stride_tensor) as u64, size as u64)?;
+                queue.upload(region, None, UploadSource::Borrowed(bytes))
+            });
+        }
+    });
+}
+
+unsafe extern "C" fn get_tensor_async(
+    backend: *mut Backend,
+    tensor: *const Tensor,
+    data: *mut c_void,
+    offset: usize,
+    size: usize,
+) {
+    // SAFETY: as for several rows.
+    unsafe { get_tensor_2d_async(backend, tensor, data, offset, size, 1, size, size) };
+}
+
+unsafe extern "C" fn get_tensor_2d_async(
+    backend: *mut Backend,
+    tensor: *const Tensor,
+    data: *mut c_void,
+    offset: usize,
+    size: usize,
+    rows: usize,
+    stride_tensor: usize,
+    stride_data: usize,
+) {
+    // SAFETY: the host passes a stream of the plug-in and a tensor in a buffer of its device.
+    let (stream, located) = unsafe { (Stream::of(backend), locate(tensor, offset)) };
+    guarded((), || {
+        let Some((state, start)) = located else { return };
+        for row in 0..rows {
+            let position = start + (row * stride_tensor) as u64;
+            // SAFETY: the host passes a place for `rows` rows of `size` bytes, `stride_data` bytes apart.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(data.byte_add(row * stride_data).cast::<u8>(), size) };
+            if bytes.is_empty() || lock(&state.outputs).read(position, bytes) {
+                continue;
+            }
+            let submitted = stream
+                .submit("reading a tensor", |queue| queue.download(state.memory.subregion(position, size as u64)?));
+            match submitted {
+                Some(result) => lock(&stream.work).reads.push(Read { result, to: bytes.as_mut_ptr(), bytes: size }),
+                None => buffer::mark_failed(bytes),
+            }
+        }
+    });
+}
+
+unsafe extern "C" fn copy_tensor_async(
+    backend_src: *mut Backend,
+    backend_dst: *mut Backend,
+    src: *const Tensor,
+    dst: *mut Tensor,
+) -> bool {
+    guarded(false, || {
+        // SAFETY: the host passes two backends, the second one of them the plug-in's, and tensors in buffers of theirs.
+        let (streams, from, to) = unsafe {
+            let streams = Stream::of_any(backend_src).zip(Stream::of_any(backend_dst));
+            (streams, BufferState::of_any((*src).buffer), BufferState::of_any((*dst).buffer))
+        };
+        let (Some((source, target)), Some(from), Some(to)) = (streams, from, to) else { return false };
+        // SAFETY: as above.
+        let regions = unsafe { buffer::copy_regions(from, &*src, to, &*dst) };
+        let Ok((from_region, to_region, _)) = regions else { return false };
+        to.changes();
+        let after = source.mark();
+        let copied = target.submit("copying a tensor", |queue| {
+            match queue.copy_from(from_region, to_region, after.as_ref())? {
+                CopyOutcome::Submitted => Ok(Some(queue.mark())),
+                CopyOutcome::Unreachable => Ok(None),
+            }
+        });
+        match copied {
+            // The source's later work may overwrite the tensor.
+            Some(Some(done)) if !std::ptr::eq(source, target) => {
+                _ = source.submit("waiting for a copy", |queue| queue.wait(&done));
+                true
+            }
+            Some(copied) => copied.is_some(),
+            // The failure is kept for the next graph.
+            None => true,
+        }
+    })
+}
+
+unsafe extern "C" fn synchronize(backend: *mut Backend) {
+    // SAFETY: the host passes a stream of the plug-in.
+    let stream = unsafe { Stream::of(backend) };
+    guarded((), || stream.finish());
+}
+
+unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> Status {
+    // SAFETY: the host passes a stream of the plug-in and a graph, which do not change during the call.
+    let (stream, nodes) = unsafe { (Stream::of(backend), host::get().nodes(graph)) };
+    guarded(STATUS_FAILED, || {
+        let nodes: Vec<*mut Tensor> = nodes.collect();
+        let device = stream.device;
+        // SAFETY: the nodes are of the host's graph.
+        let known = unsafe { lock(&device.programs).find(&nodes) };
+        let prepared = match known {
+            Some(known) => Ok(known),
+            // SAFETY: as above.
+            None => unsafe { graph::prepare(device, &nodes) }
+                .map(|prepared| {
+                    lock(&device.programs).insert(prepared.clone());
+                    prepared
+                })
+                .map_err(|e| format!("{}: a graph: {e}", device.label())),
+        };
+        match prepared.and_then(|prepared| stream.run(&prepared)) {
+            Ok(()) => STATUS_SUCCESS,
+            Err(reason) => {
+                device.failures.log(reason);
+                STATUS_FAILED
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn event_record(backend: *mut Backend, event: *mut Event) {
+    // SAFETY: the host passes a stream and an event of the plug-in.
+    let (stream, state) = unsafe { (Stream::of(backend), event_state(event)) };
+    guarded((), || *lock(state) = stream.mark());
+}
+
+unsafe extern "C" fn event_wait(backend: *mut Backend, event: *mut Event) {
+    // SAFETY: the host passes a stream and an event of the plug-in.
+    let (stream, state) = unsafe { (Stream::of(backend), event_state(event)) };
+    guarded((), || {
+        if let Some(point) = lock(state).clone() {
+            _ = stream.submit("waiting for an event", |queue| queue.wait(&point));
+        }
+    });
+}
+
+pub(crate) unsafe extern "C" fn event_new(device: *mut abi::Device) -> *mut Event {
+    guarded(std::ptr::null_mut(), || {
+        let state = Box::new(EventState::default());
+        Box::into_raw(Box::new(Event { device, context: Box::into_raw(state).cast() }))
+    })
+}
+
+pub(crate) unsafe extern "C" fn event_free(_: *mut abi::Device, event: *mut Event) {
+    if event.is_null() {
+        return;
+    }
+    // SAFETY: the host frees an event of the plug-in once; `event_new` made both boxes.
+    let both = unsafe {
+        let event = Box::from_raw(event);
+        let state = Box::from_raw(event.context.cast::<EventState>());
+        (event, state)
+    };
+    guarded((), || drop(both));
+}
+
+pub(crate) unsafe extern "C" fn event_synchronize(_: *mut abi::Device, event: *mut Event) {
+    // SAFETY: the host passes an event of the plug-in.
+    let state = unsafe { event_state(event) };
+    guarded((), || {
+        let point = lock(state).clone();
+        if let Some(Err(error)) = point.map(|point| point.wait(None)) {
+            // The stream whose point it is fails too, and its next graph reports it.
+            host::log(host::LogLevel::Debug, &format!("an event failed: {error}"));
+        }
+    });
+}
