@@ -2,7 +2,7 @@
 // version of ggml have them: lines `struct size`, `struct.field offset` and `CONSTANT value`.
 // layout-v2.txt and layout-v3.txt are its output with the headers of the versions that the plug-in serves.
 #include "ggml-backend-impl.h"
-#include "ggml.h"
+#include "ggml-impl.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -15,6 +15,19 @@ static void tensor(void) {
 #define F(field) FIELD(ggml_tensor, field)
     // The name and the padding that follow are not part of the interface.
     F(type), F(buffer), F(ne), F(nb), F(op), F(op_params), F(flags), F(src), F(view_src), F(view_offs), F(data), F(name);
+#undef F
+}
+
+// Hosts have no function for the use counts of a graph.
+static void graphs(void) {
+    SIZE(ggml_cgraph);
+#define F(field) FIELD(ggml_cgraph, field)
+    F(size), F(n_nodes), F(n_leafs), F(nodes), F(grads), F(grad_accs), F(leafs), F(use_counts), F(visited_hash_set);
+    F(order), F(uid);
+#undef F
+    SIZE(ggml_hash_set);
+#define F(field) FIELD(ggml_hash_set, field)
+    F(size), F(used), F(keys);
 #undef F
 }
 
@@ -117,6 +130,7 @@ static void numbers(void) {
 int main(void) {
     numbers();
     tensor();
+    graphs();
     buffer_types();
     buffers();
     streams();
