@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """llama.cpp's own test of all architectures (test-llama-archs.cpp) against fanout's rpc-server.
 
-    test_archs.py [--only REGEX] [--seed N]
+    test_archs.py [--only REGEX] [--seed N] [--plugin LIBRARY]
 
 Compiles the test of llama-cpp-python's source archive against the installed libraries (upstream.py). It builds a tiny random
 model of each architecture, and compares the logits with those of the local CPU (NMSE at most 1e-4), also with attention that is
-not causal and after saving and loading the model. Prints a row per model; exits 1 if one failed.
+not causal and after saving and loading the model. Prints a row per model; exits 1 if one failed. --plugin tests the first device
+of libggml_fanout.so instead of a server.
 """
 
 import argparse
@@ -24,10 +25,10 @@ from servers import ROOT, Server, ours
 ARCH_S = 300.0
 
 
-def run(program: Path, server: Server, seed: int, arch: str) -> list[tuple[str, str]]:
+def run(program: Path, device: str, server: Server | None, seed: int, arch: str) -> list[tuple[str, str]]:
     """The verdict and the row of each model of an architecture (dense, mixture of experts)."""
     env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    argv = [str(program), server.endpoint, str(seed), arch]
+    argv = [str(program), device, str(seed), arch]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=ARCH_S, env=env)
     except subprocess.TimeoutExpired:
@@ -43,8 +44,9 @@ def run(program: Path, server: Server, seed: int, arch: str) -> list[tuple[str, 
     if done.returncode != 0 and all(verdict != "failed" for verdict, _ in results):
         results.append(("failed", arch))
     if done.returncode not in (0, 1):  # the client has ended the process
-        server.wait_for_log("connection closed", 0.2)
-        refused = server.refusals()
+        if server:
+            server.wait_for_log("connection closed", 0.2)
+        refused = server.refusals() if server else []
         reason = refused[-1] if refused else (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
         results[-1] = ("refused" if refused else "failed", f"{results[-1][1]} {reason}")
     return results
@@ -54,6 +56,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", default="", metavar="REGEX", help="architectures whose names contain a match")
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--plugin", type=Path, metavar="LIBRARY", help="libggml_fanout.so, with the device of FANOUT_DEVICES (default: CPU)")
     p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
     p.add_argument("--threads", type=int, default=2, help="threads of each server")
     p.add_argument("--jobs", type=int, default=2, help="architectures at the same time, each with a server of its own")
@@ -62,11 +65,14 @@ def main() -> None:
     program = a.program or upstream.build("archs", ROOT / "target" / "upstream")
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
     names = [name for name in names if re.search(a.only, name)]
+    plugin = upstream.load_plugin(a.plugin) if a.plugin else None
     start = time.monotonic()
 
     def one(arch: str) -> list[tuple[str, str]]:
+        if plugin:
+            return run(program, plugin, None, a.seed, arch)
         with ours(a.threads, binary=a.binary) as server:
-            return run(program, server, a.seed, arch)
+            return run(program, server.endpoint, server, a.seed, arch)
 
     counts: Counter = Counter()
     with ThreadPoolExecutor(a.jobs) as pool:

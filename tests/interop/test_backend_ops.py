@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """ggml's own operation tests (test-backend-ops.cpp) against fanout's rpc-server.
 
-    test_backend_ops.py [--only REGEX] [--local] [--list]
+    test_backend_ops.py [--only REGEX] [--local | --plugin LIBRARY]
 
 Compiles the test of llama-cpp-python's source archive against the installed libraries (upstream.py), runs each of its cases on
 the server and on ggml's CPU backend, and prints a table per op. Exits 1 if a case failed or was refused that ggml's CPU backend
 passes, unless `KNOWN` lists it. --local tests ggml's CPU backend instead of a server: cases that fail there are ggml's own
-errors.
+errors. --plugin tests the first device of libggml_fanout.so instead.
 """
 
 import argparse
@@ -98,6 +98,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", default="", metavar="REGEX", help="cases with a match in OP(PARAMETERS), e.g. ^ADD\\(")
     p.add_argument("--local", action="store_true", help="test ggml's CPU backend instead of a server")
+    p.add_argument("--plugin", type=Path, metavar="LIBRARY", help="libggml_fanout.so, with the device of FANOUT_DEVICES (default: CPU)")
     p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
     p.add_argument("--threads", type=int, default=2, help="threads of the server")
     p.add_argument("--program", type=Path, help="the compiled test (default: compile it)")
@@ -107,8 +108,9 @@ def main() -> None:
     table: dict[str, Counter] = defaultdict(Counter)
     bad: list[str] = []
     with ExitStack() as stack:
-        server = None if a.local else stack.enter_context(ours(a.threads, binary=a.binary))
-        for o in run(program, server.endpoint if server else "CPU", a.only, server):
+        server = None if a.local or a.plugin else stack.enter_context(ours(a.threads, binary=a.binary))
+        tested = server.endpoint if server else upstream.load_plugin(a.plugin) if a.plugin else "CPU"
+        for o in run(program, tested, a.only, server):
             name = f"{o.op}({o.params})"
             known = o.status != "OK" and any(re.search(pattern, name) for pattern, _ in KNOWN)
             status = "known" if known else o.status

@@ -4,6 +4,7 @@ The source archive of llama-cpp-python is fetched from PyPI by pip, and kept in 
 committed. The libraries of the environment are linked, so that a program speaks the protocol of the other interop tests.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -64,3 +65,10 @@ def build(name: str, folder: Path) -> Path:
     print(f"compiling {name} (about a minute)", file=sys.stderr)
     subprocess.run(argv, check=True)
     return program
+
+
+def load_plugin(library: Path) -> str:
+    """Makes the programs load fanout's plug-in. Returns the name of the device to test: the first of FANOUT_DEVICES."""
+    os.environ["GGML_BACKEND_PATH"] = str(library.resolve())
+    os.environ.setdefault("FANOUT_DEVICES", "CPU")
+    return "Fanout0"

@@ -2,6 +2,7 @@
 //
 //     archs --list                     prints the names of all architectures
 //     archs ENDPOINT SEED ARCH         compares the logits with those of the CPU, and prints the test's table
+//     archs DEVICE SEED ARCH           the same on a device of a library that GGML_BACKEND_PATH names
 //
 // The test source is included, not linked, because `main` knows no servers. It is called once per architecture, because the RPC
 // client aborts the process if a server refuses a graph.
@@ -22,16 +23,21 @@ int main(int argc, char ** argv) {
         return 0;
     }
     if (argc != 4) {
-        fprintf(stderr, "usage: %s --list | ENDPOINT SEED ARCH\n", argv[0]);
+        fprintf(stderr, "usage: %s --list | ENDPOINT|DEVICE SEED ARCH\n", argv[0]);
         return 2;
     }
-    ggml_backend_reg_t servers = ggml_backend_rpc_add_server(argv[1]);
-    if (servers == nullptr || ggml_backend_reg_dev_count(servers) == 0) {
-        fprintf(stderr, "no server at %s\n", argv[1]);
-        return 2;
+    const char * device = argv[1];
+    if (strchr(device, ':')) {
+        ggml_backend_reg_t servers = ggml_backend_rpc_add_server(argv[1]);
+        if (servers == nullptr || ggml_backend_reg_dev_count(servers) == 0) {
+            fprintf(stderr, "no server at %s\n", argv[1]);
+            return 2;
+        }
+        ggml_backend_register(servers);
+        device = ggml_backend_dev_name(ggml_backend_reg_dev_get(servers, 0));
+    } else {
+        ggml_backend_load_all();
     }
-    ggml_backend_register(servers);
-    const char * device = ggml_backend_dev_name(ggml_backend_reg_dev_get(servers, 0));
     int status = 1;
     try {
         status = test_backends(std::string("^") + argv[3] + "$", std::stoull(argv[2]), 0.1f, LOG_LEVEL_ERROR, device);

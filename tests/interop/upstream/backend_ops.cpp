@@ -1,7 +1,8 @@
 // Runs the cases of ggml's own test-backend-ops.cpp, each on a server and on ggml's CPU backend, from a given case on.
 //
-//     backend_ops ENDPOINT|CPU FIRST [REGEX]
+//     backend_ops ENDPOINT|CPU|DEVICE FIRST [REGEX]
 //
+// DEVICE is one of a library that GGML_BACKEND_PATH names.
 // Every case prints `case INDEX VARS` before it runs, and `OK|FAIL|UNSUPPORTED INDEX OP` after it. The RPC client aborts the
 // process if a server refuses a graph; the last line is then `DIED INDEX OP`, and the caller starts the program again at
 // INDEX + 1. The test source is included, not linked, because its table of cases is private to it. REGEX selects cases by a match
@@ -38,7 +39,7 @@ static std::string op_of(test_case & test) {
 
 int main(int argc, char ** argv) {
     if (argc < 3) {
-        fprintf(stderr, "usage: %s ENDPOINT|CPU FIRST [REGEX]\n", argv[0]);
+        fprintf(stderr, "usage: %s ENDPOINT|CPU|DEVICE FIRST [REGEX]\n", argv[0]);
         return 2;
     }
     const std::string endpoint = argv[1];
@@ -51,9 +52,17 @@ int main(int argc, char ** argv) {
 
     ggml_backend_ptr cpu(ggml_backend_cpu_init());
     ggml_backend_cpu_set_use_ref(cpu.get(), true); // as test_backend does: the portable kernels are the reference
-    ggml_backend_ptr tested(endpoint == "CPU" ? ggml_backend_cpu_init() : ggml_backend_rpc_init(endpoint.c_str(), 0));
+    ggml_backend_ptr tested;
+    if (endpoint == "CPU") {
+        tested.reset(ggml_backend_cpu_init());
+    } else if (endpoint.find(':') != std::string::npos) {
+        tested.reset(ggml_backend_rpc_init(endpoint.c_str(), 0));
+    } else {
+        ggml_backend_load_all();
+        tested.reset(ggml_backend_init_by_name(endpoint.c_str(), nullptr));
+    }
     if (!tested) {
-        fprintf(stderr, "no server at %s\n", endpoint.c_str());
+        fprintf(stderr, "there is no %s\n", endpoint.c_str());
         return 2;
     }
     auto tests = make_test_cases_eval();
