@@ -50,6 +50,11 @@ impl ProgramCache {
         self.0.push_front(graph);
     }
 
+    /// Forgets all programs.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
     /// Forgets all programs that use a buffer, and thereby its memory.
     pub(crate) fn forget_buffer(&mut self, buffer: *mut Buffer) {
         self.0.retain(|graph| !graph.buffers.contains(&buffer));

@@ -2,13 +2,14 @@
 //!
 //! The interface has versions, which hosts do not tell. Here are the parts that versions 2 and 3 share; [`v2`] and [`v3`] have
 //! the tables that differ. Callbacks have the same signatures in both, so they exist once, and a table of either version holds
-//! them. `tests/layout.rs` compares sizes and offsets with the headers of both.
+//! them. `tests/plugin/layout.c` prints
+//! sizes and offsets of the headers of both, and a test compares them.
 
 pub(crate) mod tables;
 pub(crate) mod v2;
 pub(crate) mod v3;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Dimensions of a tensor.
 pub(crate) const MAX_DIMS: usize = 4;
@@ -22,6 +23,7 @@ pub(crate) const STATUS_SUCCESS: Status = 0;
 
 /// `enum ggml_backend_buffer_usage`.
 pub(crate) const USAGE_WEIGHTS: c_int = 1;
+pub(crate) const USAGE_COMPUTE: c_int = 2;
 
 /// `enum ggml_backend_dev_type`: a device with memory of its own.
 pub(crate) const DEVICE_TYPE_GPU: c_int = 1;
@@ -46,6 +48,27 @@ pub(crate) struct Tensor {
     pub(crate) view_src: *mut Tensor,
     pub(crate) view_offs: usize,
     pub(crate) data: *mut c_void,
+}
+
+impl Tensor {
+    /// The buffer of the tensor, or of the tensor that it is a view of.
+    pub(crate) fn owner(&self) -> *mut Buffer {
+        // SAFETY: ggml sets `view_src` to a tensor that lives as long as its view, or null.
+        match unsafe { self.view_src.as_ref() } {
+            Some(viewed) if self.buffer.is_null() => viewed.buffer,
+            _ => self.buffer,
+        }
+    }
+}
+
+/// The name of a tensor, which follows [`Tensor`] in the host's memory.
+///
+/// # Safety
+/// `tensor` is a tensor of the host, and no copy of one.
+pub(crate) unsafe fn name_of(tensor: *const Tensor) -> String {
+    // SAFETY: the caller passes a tensor, whose name is an array of at least 64 characters with a zero.
+    let name = unsafe { std::slice::from_raw_parts(tensor.add(1).cast::<u8>(), 64) };
+    CStr::from_bytes_until_nul(name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// `struct ggml_cgraph`, which only the host's functions read.
