@@ -197,12 +197,12 @@ impl BufferState {
 
     pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
         self.device.close_transfers(error);
-        self.device.failures.log(format!("{}: {what}: {error}", self.device.label()));
+        self.device.failures.log(self.device.describe_failure(what, error));
     }
 
     /// A write of a range has failed. What a lost server did not get counts as lost; its weights are loaded again.
     pub(crate) fn fail_write(&self, what: &str, range: Range<u64>, error: &DeviceError) {
-        let reason = format!("{}: {what}: {error}", self.device.label());
+        let reason = self.device.describe_failure(what, error);
         let lost_with_server = self.device.is_remote() && matches!(error, DeviceError::ConnectionLost { .. });
         match (lost_with_server, self.holds_weights()) {
             (true, true) => {}

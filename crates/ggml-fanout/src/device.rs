@@ -166,7 +166,7 @@ impl Device {
 
     /// Whether another device of fanout can take the place of this one.
     pub(crate) fn can_become(&self, info: &DeviceInfo) -> bool {
-        self.alignment.is_multiple_of(info.alignment as usize) && info.max_buffer >= self.max_buffer
+        self.alignment.is_multiple_of(info.alignment as usize)
     }
 
     /// The server is back.
@@ -255,6 +255,14 @@ impl Device {
     /// The device's name in the host.
     pub(crate) fn name(&self) -> *const c_char {
         self.name.as_ptr()
+    }
+
+    /// A failure as text. That of a lost server is the same whatever met it.
+    pub(crate) fn describe_failure(&self, what: &str, error: &DeviceError) -> String {
+        match error {
+            DeviceError::ConnectionLost { .. } => format!("{}: {error}", self.label()),
+            _ => format!("{}: {what}: {error}", self.label()),
+        }
     }
 
     /// The device's name in the host and in fanout, for messages.

@@ -7,14 +7,19 @@ use crate::host;
 use crate::program_cache::PreparedGraph;
 use fanout::graph::SlotOffset;
 use fanout::graph::validate::{self, OpSet, UntrustedTensor};
+use fanout::ops::OpCode;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Prepares the graph of these nodes for a device.
+/// Prepares the graph of these nodes for a device. `readers` counts the readers of each in the host's whole graph.
 ///
 /// # Safety
 /// `nodes` are nodes of a graph of the host, whose sources are tensors.
-pub(crate) unsafe fn prepare(device: &'static Device, nodes: &[*mut Tensor]) -> Result<PreparedGraph, String> {
+pub(crate) unsafe fn prepare(
+    device: &'static Device,
+    nodes: &[*mut Tensor],
+    readers: &[i32],
+) -> Result<PreparedGraph, String> {
     // SAFETY: the caller passes valid nodes.
     let tensors = unsafe { tensors_of(nodes) };
     let mut memory = Memory { device, buffers: Vec::new(), states: Vec::new() };
@@ -22,6 +27,10 @@ pub(crate) unsafe fn prepare(device: &'static Device, nodes: &[*mut Tensor]) -> 
     for (pointer, tensor) in &tensors {
         // SAFETY: the host keeps the buffers of a graph that it computes.
         records.push(unsafe { record(*pointer, tensor, &mut memory) }?);
+    }
+    for ((record, (_, tensor)), &readers) in records.iter_mut().zip(&tensors).zip(readers) {
+        // Memory that a view shows may be read by others than the view's readers.
+        record.use_count = if tensor.view_src.is_null() || is_view(record.op) { readers } else { 0 };
     }
     let listed: Vec<u64> = records[..nodes.len()].iter().map(|record| record.id).collect();
     let slots = memory.states.iter().map(|state| state.bytes() as usize).collect();
@@ -46,7 +55,7 @@ pub(crate) unsafe fn prepare(device: &'static Device, nodes: &[*mut Tensor]) -> 
     Ok(PreparedGraph {
         outputs: outputs.collect(),
         tensors: tensors.into(),
-        nodes: nodes.len(),
+        readers: readers.into(),
         program,
         bindings: memory.states.iter().map(|state| state.memory()).collect(),
         buffers: memory.buffers.into(),
@@ -87,6 +96,11 @@ unsafe fn tensors_of(nodes: &[*mut Tensor]) -> Vec<(*const Tensor, Tensor)> {
         }
     }
     tensors
+}
+
+/// Whether an op only shows another tensor.
+fn is_view(op: u32) -> bool {
+    OpCode::from_wire(op).is_some_and(OpCode::is_view)
 }
 
 /// The buffers of a graph.
@@ -145,7 +159,6 @@ unsafe fn record(pointer: *const Tensor, tensor: &Tensor, memory: &mut Memory) -
         params,
         flags: tensor.flags,
         srcs,
-        // ggml's graph is opaque, and readers outside of this part of it are not known.
         use_count: 0,
         // SAFETY: the caller's argument is this function's.
         place: unsafe { memory.place(tensor) },

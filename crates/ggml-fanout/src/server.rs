@@ -67,7 +67,7 @@ impl Server {
 
     /// Connects until the server answers, and fills its memory again.
     fn recover(&self) {
-        let mut pause = PAUSES.0;
+        let (mut pause, mut logged) = (PAUSES.0, String::new());
         loop {
             match registry::open_devices(&self.name, &self.options).and_then(|opened| self.restore(opened)) {
                 Ok(installed) => {
@@ -79,7 +79,10 @@ impl Server {
                     return;
                 }
                 Err(reason) => {
-                    log(LogLevel::Debug, &format!("{} is not back: {reason}", self.name));
+                    if logged != reason {
+                        log(LogLevel::Info, &format!("{} is not back yet: {reason}", self.name));
+                        logged = reason;
+                    }
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(PAUSES.1);
                 }

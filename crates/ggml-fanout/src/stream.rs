@@ -98,7 +98,7 @@ impl Stream {
 
     /// Closes the queue after a failure, which the next graph reports.
     fn fail(&self, work: &mut Work, what: &str, error: &DeviceError) {
-        let text = format!("{}: {what}: {error}", self.device.label());
+        let text = self.device.describe_failure(what, error);
         work.failure.get_or_insert_with(|| text.clone());
         self.close(work, error);
         self.device.failures.log(text);
@@ -173,7 +173,7 @@ impl Stream {
         });
         let results = ran.map_err(|error| {
             self.close(work, &error);
-            format!("{}: a graph: {error}", self.device.label())
+            self.device.describe_failure("a graph", &error)
         })?;
         for (&(at, offset, _), bytes) in graph.outputs.iter().zip(results) {
             lock(&states[at].outputs).keep(offset, bytes);
@@ -400,12 +400,14 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> 
     guarded(STATUS_FAILED, || {
         let nodes: Vec<*mut Tensor> = nodes.collect();
         let device = stream.device;
+        // SAFETY: the host passes a graph that does not change during the call.
+        let readers: Vec<i32> = nodes.iter().map(|&node| unsafe { Graph::readers(graph, node) }).collect();
         // SAFETY: the nodes are of the host's graph.
-        let known = unsafe { lock(&device.programs).find(&nodes) };
+        let known = unsafe { lock(&device.programs).find(&nodes, &readers) };
         let prepared = match known {
             Some(known) => Ok(known),
             // SAFETY: as above.
-            None => unsafe { graph::prepare(device, &nodes) }
+            None => unsafe { graph::prepare(device, &nodes, &readers) }
                 .inspect(|prepared| lock(&device.programs).insert(prepared.clone()))
                 .map_err(|e| format!("{}: a graph: {e}", device.label())),
         };

@@ -36,7 +36,7 @@ pub(crate) fn follow(
     let index = graph.tensors.iter().enumerate().map(|(at, (pointer, _))| (*pointer, at)).collect();
     let lost = states.iter().map(|state| state.lost()).collect();
     let mut follow = Follow { graph, states, index, lost, lost_scores: HashMap::new(), unread: HashMap::new(), read };
-    for at in 0..graph.nodes {
+    for at in 0..graph.readers.len() {
         follow.node(at)?;
     }
     Ok(follow.lost)
@@ -325,7 +325,7 @@ impl Follow<'_, '_> {
     /// The input that a tensor is a copy of: the host's scheduler and casts put copies between.
     fn input(&self, at: usize) -> usize {
         let mut input = at;
-        while input < self.graph.nodes {
+        while input < self.graph.readers.len() {
             let tensor = self.tensor(input);
             let op = host::get().numbers.op(tensor.op, &tensor.op_params).map(|(op, _)| op);
             let Some(source) = self.find(tensor.src[0], input) else { break };

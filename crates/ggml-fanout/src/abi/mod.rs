@@ -71,10 +71,55 @@ pub(crate) unsafe fn name_of(tensor: *const Tensor) -> String {
     CStr::from_bytes_until_nul(name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// `struct ggml_cgraph`, which only the host's functions read.
+/// `struct ggml_cgraph`, of which only the counts of readers are read here: the host has functions for the rest.
 #[repr(C)]
 pub(crate) struct Graph {
-    _opaque: [u8; 0],
+    size: c_int,
+    n_nodes: c_int,
+    n_leafs: c_int,
+    nodes: *mut *mut Tensor,
+    grads: *mut *mut Tensor,
+    grad_accs: *mut *mut Tensor,
+    leafs: *mut *mut Tensor,
+    /// How many nodes of the whole graph, of which this one may be a part, read a tensor: by its place in the hash table.
+    use_counts: *mut i32,
+    visited: HashSet,
+}
+
+/// `struct ggml_hash_set`: tensors by address, with linear probing.
+#[repr(C)]
+pub(crate) struct HashSet {
+    size: usize,
+    /// A bit per place: whether a tensor is there.
+    used: *mut u32,
+    keys: *mut *mut Tensor,
+}
+
+impl Graph {
+    /// How many nodes of the whole graph read a tensor; 0 if the graph does not tell.
+    ///
+    /// # Safety
+    /// `graph` is a graph of the host that does not change during the call.
+    pub(crate) unsafe fn readers(graph: *mut Graph, tensor: *const Tensor) -> i32 {
+        // SAFETY: the caller passes a valid graph.
+        let (set, counts) = unsafe { (&(*graph).visited, (*graph).use_counts) };
+        if set.size == 0 || counts.is_null() || set.used.is_null() || set.keys.is_null() {
+            return 0;
+        }
+        let first = (tensor as usize >> 4) % set.size;
+        for place in (first..set.size).chain(0..first) {
+            // SAFETY: `place` is below the size of the table, which all three arrays have.
+            unsafe {
+                if *set.used.add(place / 32) & (1 << (place % 32)) == 0 {
+                    return 0;
+                }
+                if std::ptr::eq(*set.keys.add(place), tensor) {
+                    return *counts.add(place);
+                }
+            }
+        }
+        0
+    }
 }
 
 /// `struct ggml_backend_buffer`: the table of callbacks, whose size depends on the version, and then [`BufferTail`].
