@@ -6,18 +6,24 @@
 //
 //     --device A,B   devices of the model (default: none, the CPU computes)
 //     --rpc SERVERS  servers that are added through the registry named RPC, as llama.cpp's --rpc does
+//     --split MODE   none or layer (llama.cpp's default); --tensor-split A,B: shares of the devices
 //     --prompt N     tokens of the prompt (default 32), counted from a seed
 //     --tokens N     greedy tokens after it (default 16)
-//     --logits FILE  raw f32, all tokens
+//     --force FILE   evaluates these tokens instead of the greedy ones: what another run printed
+//     --parallel N   sequences in each batch, with prompts of their own (default 1)
+//     --save-restore saves the state of each sequence after the prompt, clears the memory, and restores it
+//     --logits FILE  raw f32, all tokens in the order of the batches
 //     --cpu-cache    the KV cache stays on the CPU
-//     --flash on|off, --cache TYPE (f16, q8_0)
+//     --flash on|off, --cache TYPE (f16, q8_0), --threads N (default 1)
 //     --serve        for each line of stdin: clears the memory, evaluates the prompt and the tokens again
+//     --log          all of the host's log on stderr, not only warnings and the plug-in's lines
 #include "ggml-backend.h"
 #include "llama.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -51,53 +57,92 @@ static int devices() {
 }
 
 struct options {
-    std::string model, logits, cache = "f16", flash;
-    std::vector<std::string> devices, servers;
-    int prompt = 32, tokens = 16;
-    bool cpu_cache = false, serve = false;
+    std::string model, logits, force, split_mode, cache = "f16", flash;
+    std::vector<std::string> devices, servers, shares;
+    int prompt = 32, tokens = 16, parallel = 1, threads = 1;
+    bool cpu_cache = false, serve = false, save_restore = false, log = false;
 };
 
-// Evaluates the prompt and the greedy tokens. Returns llama_decode's code.
+static void quiet_log(enum ggml_log_level level, const char * text, void *) {
+    static bool shown; // also the continuation of a line
+    if (level != GGML_LOG_LEVEL_CONT) {
+        shown = level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_ERROR || strstr(text, "fanout");
+    }
+    if (shown) {
+        fputs(text, stderr);
+    }
+}
+
+// Moves the state of each sequence to this process and back.
+static void save_and_restore(llama_context * ctx, int sequences) {
+    std::vector<std::vector<uint8_t>> states(sequences);
+    for (int seq = 0; seq < sequences; seq++) {
+        states[seq].resize(llama_state_seq_get_size(ctx, seq));
+        if (llama_state_seq_get_data(ctx, states[seq].data(), states[seq].size(), seq) != states[seq].size()) {
+            fail("a sequence is not saved");
+        }
+    }
+    llama_memory_clear(llama_get_memory(ctx), true);
+    for (int seq = 0; seq < sequences; seq++) {
+        if (llama_state_seq_set_data(ctx, states[seq].data(), states[seq].size(), seq) == 0) {
+            fail("a sequence is not restored");
+        }
+    }
+}
+
+// Evaluates the prompts and the tokens after them. Returns llama_decode's code.
 static int evaluate(llama_model * model, llama_context * ctx, const options & o) {
     const int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    std::vector<llama_token> tokens(o.prompt);
+    std::vector<std::vector<llama_token>> tokens(o.parallel); // of each sequence, for the next batch
     unsigned state = 1;
-    for (auto & token : tokens) {
-        state = state * 1664525u + 1013904223u;
-        token = (llama_token) ((state >> 8) % (unsigned) vocab);
+    for (auto & prompt : tokens) {
+        for (int i = 0; i < o.prompt; i++) {
+            state = state * 1664525u + 1013904223u;
+            prompt.push_back((llama_token) ((state >> 8) % (unsigned) vocab));
+        }
     }
+    std::ifstream forced(o.force);
     FILE * file = o.logits.empty() ? nullptr : fopen(o.logits.c_str(), "wb");
     llama_memory_clear(llama_get_memory(ctx), true);
     int position = 0;
     for (int step = 0; step <= o.tokens; step++) {
-        llama_batch batch = llama_batch_init((int) tokens.size(), 0, 1);
-        batch.n_tokens = (int) tokens.size();
+        const int length = (int) tokens[0].size();
+        llama_batch batch = llama_batch_init(length * o.parallel, 0, 1);
+        batch.n_tokens = length * o.parallel;
         for (int i = 0; i < batch.n_tokens; i++) {
-            batch.token[i] = tokens[i];
-            batch.pos[i] = position++;
+            batch.token[i] = tokens[i / length][i % length];
+            batch.pos[i] = position + i % length;
             batch.n_seq_id[i] = 1;
-            batch.seq_id[i][0] = 0;
+            batch.seq_id[i][0] = i / length;
             batch.logits[i] = 1;
         }
+        position += length;
         const int code = llama_decode(ctx, batch);
-        const int last = batch.n_tokens - 1;
         llama_batch_free(batch);
         if (code != 0) {
             printf("error %d\n", code);
             fflush(stdout);
             return code;
         }
-        for (int i = 0; file && i <= last; i++) {
+        for (int i = 0; file && i < length * o.parallel; i++) {
             fwrite(llama_get_logits_ith(ctx, i), sizeof(float), vocab, file);
         }
-        const float * row = llama_get_logits_ith(ctx, last);
-        int best = 0;
-        for (int i = 1; i < vocab; i++) {
-            best = row[i] > row[best] ? i : best;
+        for (int seq = 0; seq < o.parallel; seq++) {
+            const float * row = llama_get_logits_ith(ctx, (seq + 1) * length - 1);
+            int best = 0;
+            for (int i = 1; i < vocab; i++) {
+                best = row[i] > row[best] ? i : best;
+            }
+            printf("%d ", best);
+            if (!o.force.empty() && !(forced >> best)) {
+                fail(o.force + " has too few tokens");
+            }
+            tokens[seq].assign(1, best);
         }
-        tokens.assign(1, best);
-        printf("%d ", best);
         fflush(stdout);
+        if (step == 0 && o.save_restore) {
+            save_and_restore(ctx, o.parallel);
+        }
     }
     printf("\n");
     fflush(stdout);
@@ -135,13 +180,22 @@ static int run(const options & o) {
     llama_model_params mp = llama_model_default_params();
     mp.devices = devs.data();
     mp.n_gpu_layers = o.devices.empty() ? 0 : 999;
+    if (!o.split_mode.empty()) {
+        mp.split_mode = o.split_mode == "none" ? LLAMA_SPLIT_MODE_NONE : LLAMA_SPLIT_MODE_LAYER;
+    }
+    std::vector<float> shares(llama_max_devices(), 0.0f);
+    for (size_t i = 0; i < o.shares.size(); i++) {
+        shares.at(i) = std::stof(o.shares[i]);
+        mp.tensor_split = shares.data();
+    }
     llama_model * model = llama_model_load_from_file(o.model.c_str(), mp);
     if (!model) {
         fail(o.model + " cannot be loaded");
     }
     llama_context_params cp = llama_context_default_params();
-    cp.n_ctx = o.prompt + o.tokens + 64;
-    cp.n_threads = cp.n_threads_batch = 1;
+    cp.n_ctx = (o.prompt + o.tokens + 64) * o.parallel;
+    cp.n_seq_max = o.parallel;
+    cp.n_threads = cp.n_threads_batch = o.threads;
     cp.offload_kqv = !o.cpu_cache;
     if (!o.flash.empty()) {
         cp.flash_attn_type = o.flash == "on" ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
@@ -166,9 +220,10 @@ static int run(const options & o) {
 }
 
 int main(int argc, char ** argv) {
-    ggml_backend_load_all();
     const std::string mode = argc > 1 ? argv[1] : "";
     if (mode == "devices") {
+        llama_log_set(quiet_log, nullptr);
+        ggml_backend_load_all();
         return devices();
     }
     if (mode != "run" || argc < 3) {
@@ -191,9 +246,20 @@ int main(int argc, char ** argv) {
         else if (name == "--logits") o.logits = value();
         else if (name == "--flash") o.flash = value();
         else if (name == "--cache") o.cache = value();
+        else if (name == "--split") o.split_mode = value();
+        else if (name == "--tensor-split") o.shares = split(value());
+        else if (name == "--force") o.force = value();
+        else if (name == "--parallel") o.parallel = std::stoi(value());
+        else if (name == "--threads") o.threads = std::stoi(value());
+        else if (name == "--save-restore") o.save_restore = true;
+        else if (name == "--log") o.log = true;
         else if (name == "--cpu-cache") o.cpu_cache = true;
         else if (name == "--serve") o.serve = true;
         else fail("unknown option " + name);
     }
+    if (!o.log) {
+        llama_log_set(quiet_log, nullptr);
+    }
+    ggml_backend_load_all();
     return run(o);
 }
