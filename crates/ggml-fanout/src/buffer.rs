@@ -1,44 +1,81 @@
 //! Buffers: memory of a device, and the host's accesses to it. Accesses are synchronous for the host, so a device orders them by
 //! one queue; streams wait for its last transfer.
 
-use crate::abi::tables::BufferCallbacks;
-use crate::abi::{Buffer, Tensor, USAGE_WEIGHTS};
+use crate::abi::{Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
 use crate::device::Device;
-use crate::guard::{guarded, lock};
+use crate::guard::lock;
 use crate::host;
+use crate::lost_ranges::LostRanges;
 use crate::outputs::Outputs;
 use crate::reservation::AddressRange;
-use crate::support;
-use fanout::device::{CopyOutcome, DeviceError, Region, TimelinePoint, UploadSource};
-use fanout::tensor::TensorDesc;
-use std::ffi::c_void;
-use std::sync::{Mutex, OnceLock};
+use crate::server::RestoredBuffer;
+use crate::weights::{Weight, Weights};
+use fanout::device::{DeviceError, Region, TimelinePoint};
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-/// What a read of memory delivers that has failed, in each byte: NaN in every float type, and -1 in integers.
+/// What a read of memory delivers that has failed or was lost, in each byte: NaN in every float type, and -1 in integers. A run of
+/// [`LOST_RUN`] such bytes that the host writes back, such as a saved state of a sequence, is lost again.
 const FAILED_BYTE: u8 = 0xff;
+
+/// The shortest run of [`FAILED_BYTE`] that counts as lost, in bytes. No valid cache has so many NaNs.
+const LOST_RUN: usize = 16;
+
+/// Whether any memory was lost in this process, or any read failed. Until then no write is searched for lost bytes.
+static ANY_LOST: AtomicBool = AtomicBool::new(false);
 
 /// A buffer of the plug-in.
 pub(crate) struct BufferState {
     pub(crate) device: &'static Device,
-    pub(crate) memory: Region,
+    bytes: u64,
+    memory: RwLock<Region>,
     /// Addresses that the host uses for the memory. Nothing is mapped there.
     addresses: AddressRange,
+    /// `enum ggml_backend_buffer_usage`, when it was last seen.
+    usage: AtomicI32,
     /// Copies of outputs of the last run.
     pub(crate) outputs: Mutex<Outputs>,
-    /// The first failed write. The host is not told of it, so graphs that use the buffer fail from then on.
+    /// Of a device of a server: the weights, for loading them again.
+    weights: Mutex<Weights>,
+    lost: Mutex<Lost>,
+    /// The first write that the device refused, or a weight that is gone. The host is not told of it, so graphs that use the
+    /// buffer fail from then on.
     broken: OnceLock<String>,
+}
+
+/// What was lost with a server.
+#[derive(Default)]
+struct Lost {
+    ranges: LostRanges,
+    /// Graphs that have run since then, by an address that identifies them.
+    ran: HashSet<usize>,
 }
 
 impl BufferState {
     /// Allocates zeroed memory.
-    pub(crate) fn allocate(device: &'static Device, size: usize) -> Result<BufferState, DeviceError> {
+    pub(crate) fn allocate(device: &'static Device, size: usize) -> Result<Arc<BufferState>, DeviceError> {
         let addresses = AddressRange::reserve(size)
             .map_err(|e| DeviceError::Exhausted { resource: "addresses", reason: e.to_string() })?;
-        let memory = device.fanout.alloc(size as u64, &device.budget)?.whole();
-        Ok(BufferState { device, memory, addresses, outputs: Mutex::default(), broken: OnceLock::new() })
+        let (fanout, generation) = device.fanout()?;
+        let memory = fanout.alloc(size as u64, &device.budget).inspect_err(|e| device.notice(generation, e))?.whole();
+        let state = Arc::new(BufferState {
+            device,
+            bytes: size as u64,
+            memory: RwLock::new(memory),
+            addresses,
+            usage: AtomicI32::default(),
+            outputs: Mutex::default(),
+            weights: Mutex::default(),
+            lost: Mutex::default(),
+            broken: OnceLock::new(),
+        });
+        device.add_buffer(&state);
+        Ok(state)
     }
 
-    /// The buffer of an object of the host's; `None` for buffers of others.
+    /// The buffer of an object of the host's; `None` for buffers of others, and for empty ones, which have no memory.
     ///
     /// # Safety
     /// `buffer` is null or a buffer of the host that is not freed while the result is used.
@@ -48,17 +85,35 @@ impl BufferState {
         }
         // SAFETY: the caller passes a valid buffer.
         let fields = unsafe { host::get().buffer_fields(buffer) };
-        crate::registry::is_own(fields.buffer_type).then(|| {
-            // SAFETY: the context of buffers of the plug-in's types is their state.
-            unsafe { &*fields.context.cast::<BufferState>() }
-        })
+        if !crate::registry::is_own(fields.buffer_type) {
+            return None;
+        }
+        // SAFETY: the buffer is of one of the plug-in's types.
+        unsafe { BufferState::of_fields(fields) }
     }
 
+    /// The buffer of an object's fields; `None` for an empty one.
+    ///
     /// # Safety
-    /// `buffer` is a buffer of the plug-in that is not freed while the result is used.
-    unsafe fn of<'a>(buffer: *mut Buffer) -> &'a BufferState {
-        // SAFETY: the context of the plug-in's buffers is their state.
-        unsafe { &*host::get().buffer_fields(buffer).context.cast() }
+    /// The object is of one of the plug-in's buffer types, and is not freed while the result is used.
+    pub(crate) unsafe fn of_fields<'a>(fields: &BufferTail) -> Option<&'a BufferState> {
+        // SAFETY: the context of buffers of the plug-in's types is their state, or null.
+        let state = unsafe { fields.context.cast::<BufferState>().as_ref() }?;
+        state.usage.store(fields.usage, Ordering::Relaxed);
+        Some(state)
+    }
+
+    /// The address that the host uses for the first byte.
+    pub(crate) fn base(&self) -> usize {
+        self.addresses.start()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn memory(&self) -> Region {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Bytes from the start of the memory to `offset` bytes into a tensor.
@@ -68,7 +123,7 @@ impl BufferState {
 
     /// The region of `bytes` bytes from byte `offset` of a tensor.
     pub(crate) fn region(&self, tensor: &Tensor, offset: usize, bytes: usize) -> Result<Region, DeviceError> {
-        self.memory.subregion(self.position(tensor, offset), bytes as u64)
+        self.memory().subregion(self.position(tensor, offset), bytes as u64)
     }
 
     /// Before memory changes: forgets copies of outputs.
@@ -81,225 +136,153 @@ impl BufferState {
         self.broken.get().map(String::as_str)
     }
 
-    fn fail_read(&self, what: &str, error: &DeviceError) {
-        self.device.close_transfers();
-        self.device.failures.log(format!("{}: {what}: {error}", self.device.label()));
+    pub(crate) fn holds_weights(&self) -> bool {
+        self.usage.load(Ordering::Relaxed) == USAGE_WEIGHTS
     }
 
-    fn fail_write(&self, what: &str, error: &DeviceError) {
-        let reason = format!("{}: {what}: {error}", self.device.label());
-        _ = self.broken.set(format!("{reason}; the model must be loaded again"));
+    /// Remembers an upload of weights.
+    pub(crate) fn remember(&self, position: u64, weight: Weight) {
+        lock(&self.weights).insert(position, weight);
+    }
+
+    /// The weights, for loading them again.
+    pub(crate) fn weights(&self) -> Weights {
+        lock(&self.weights).clone()
+    }
+
+    /// The server is back, with new memory.
+    pub(crate) fn install(&self, restored: RestoredBuffer) {
+        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = restored.memory;
+        self.changes();
+        if let Some(reason) = restored.missing {
+            _ = self.broken.set(format!("{reason}; the model must be loaded again"));
+        }
+        let has_weights = !lock(&self.weights).is_empty();
+        if !has_weights {
+            ANY_LOST.store(true, Ordering::Relaxed);
+            *lock(&self.lost) = Lost { ranges: LostRanges::all(self.bytes), ran: HashSet::new() };
+        }
+    }
+
+    pub(crate) fn has_lost(&self) -> bool {
+        !lock(&self.lost).ranges.is_empty()
+    }
+
+    pub(crate) fn lost(&self) -> LostRanges {
+        lock(&self.lost).ranges.clone()
+    }
+
+    /// A graph has run, after which `ranges` are lost. `graph` identifies it.
+    ///
+    /// The host writes the inputs of each run, and computed memory is not used beyond one run of its graphs. So once a graph has
+    /// run twice, all computed memory is of runs after the loss, and what was never written is not used.
+    pub(crate) fn set_lost(&self, ranges: LostRanges, graph: usize) {
+        let mut lost = lock(&self.lost);
+        lost.ranges = ranges;
+        if !lost.ran.insert(graph) && self.usage.load(Ordering::Relaxed) == USAGE_COMPUTE {
+            *lost = Lost::default();
+        }
+    }
+
+    /// A range of the memory is written.
+    pub(crate) fn is_written(&self, range: Range<u64>) {
+        lock(&self.lost).ranges.remove(range);
+    }
+
+    /// A write of a range has failed, or what was written there was lost.
+    pub(crate) fn is_lost(&self, range: Range<u64>) {
+        ANY_LOST.store(true, Ordering::Relaxed);
+        lock(&self.lost).ranges.insert(range);
+    }
+
+    pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
+        self.device.close_transfers(error);
+        self.device.failures.log(self.device.describe_failure(what, error));
+    }
+
+    /// A write of a range has failed. What a lost server did not get counts as lost; its weights are loaded again.
+    pub(crate) fn fail_write(&self, what: &str, range: Range<u64>, error: &DeviceError) {
+        let reason = self.device.describe_failure(what, error);
+        let lost_with_server = self.device.is_remote() && matches!(error, DeviceError::ConnectionLost { .. });
+        match (lost_with_server, self.holds_weights()) {
+            (true, true) => {}
+            (true, false) => self.is_lost(range),
+            (false, _) => _ = self.broken.set(format!("{reason}; the model must be loaded again")),
+        }
         self.device.failures.log(reason);
     }
 }
 
-/// The host's object for a buffer; null if the host has no memory.
-pub(crate) fn into_host(state: BufferState) -> *mut Buffer {
-    let (buffer_type, size) = (state.device.buffer_type(), state.memory.bytes() as usize);
-    let context = Box::into_raw(Box::new(state));
-    // SAFETY: the buffer type is the device's, and the context is what the callbacks below expect.
-    let buffer = unsafe { host::get().new_buffer(buffer_type, CALLBACKS, context.cast(), size) };
-    if buffer.is_null() {
-        // SAFETY: the context was made above, and nothing else has it.
-        drop(unsafe { Box::from_raw(context) });
-    }
-    buffer
-}
-
-const CALLBACKS: BufferCallbacks = BufferCallbacks {
-    free_buffer,
-    get_base,
-    memset_tensor,
-    set_tensor,
-    get_tensor,
-    set_tensor_2d,
-    get_tensor_2d,
-    copy_tensor,
-    clear,
-    set_tensors,
-    get_tensors,
-    copy_tensors,
-};
-
-unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
-    // SAFETY: the host frees a buffer of the plug-in once.
-    let state = unsafe { Box::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
-    guarded((), || {
-        lock(&state.device.programs).forget_buffer(buffer);
-        drop(state);
-    });
-}
-
-unsafe extern "C" fn get_base(buffer: *mut Buffer) -> *mut c_void {
-    // SAFETY: the host passes a buffer of the plug-in.
-    unsafe { BufferState::of(buffer) }.addresses.start() as *mut c_void
-}
-
-unsafe extern "C" fn memset_tensor(buffer: *mut Buffer, tensor: *mut Tensor, value: u8, offset: usize, size: usize) {
-    // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
-    let (state, tensor) = unsafe { (BufferState::of(buffer), &*tensor) };
-    guarded((), || fill(state, state.region(tensor, offset, size), value));
-}
-
-unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
-    // SAFETY: the host passes a buffer of the plug-in.
-    let state = unsafe { BufferState::of(buffer) };
-    guarded((), || fill(state, Ok(state.memory.clone()), value));
-}
-
-fn fill(state: &BufferState, region: Result<Region, DeviceError>, value: u8) {
+/// Writes bytes by `upload`. Bytes that were lost when the host read them are zeros, and lost again.
+pub(crate) fn write(
+    state: &BufferState,
+    range: Range<u64>,
+    bytes: &[u8],
+    upload: impl FnOnce(Region, &[u8]) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
     state.changes();
-    let filled = region.and_then(|region| state.device.transfer(|queue| queue.fill(region, value)));
-    if let Err(error) = filled {
-        state.fail_write("filling memory", &error);
+    let region = state.memory().subregion(range.start, bytes.len() as u64)?;
+    if !ANY_LOST.load(Ordering::Relaxed) {
+        return upload(region, bytes);
     }
+    let lost = lost_runs(bytes);
+    if lost.is_empty() {
+        upload(region, bytes)?;
+    } else {
+        let mut zeroed = bytes.to_vec();
+        lost.iter().for_each(|run| zeroed[run.clone()].fill(0));
+        upload(region, &zeroed)?;
+    }
+    state.is_written(range.clone());
+    lost.into_iter().for_each(|run| state.is_lost(range.start + run.start as u64..range.start + run.end as u64));
+    Ok(())
 }
 
-unsafe extern "C" fn set_tensor(
-    buffer: *mut Buffer,
-    tensor: *mut Tensor,
-    data: *const c_void,
-    offset: usize,
-    size: usize,
-) {
-    // SAFETY: as for several rows.
-    unsafe { set_tensor_2d(buffer, tensor, data, offset, size, 1, size, size) };
-}
-
-unsafe extern "C" fn set_tensor_2d(
-    buffer: *mut Buffer,
-    tensor: *mut Tensor,
-    data: *const c_void,
-    offset: usize,
-    size: usize,
-    rows: usize,
-    stride_tensor: usize,
-    stride_data: usize,
-) {
-    guarded((), || {
-        // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
-        let (state, weights, tensor) = unsafe {
-            let usage = host::get().buffer_fields(buffer).usage;
-            (BufferState::of(buffer), usage == USAGE_WEIGHTS, &*tensor)
-        };
-        for row in 0..rows {
-            // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
-            let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
-            let whole = weights && offset == 0 && rows == 1;
-            if let Err(error) = write(state, tensor, offset + row * stride_tensor, bytes, whole) {
-                state.fail_write("writing a tensor", &error);
-                return;
-            }
+/// Runs of bytes that a failed or lost read has delivered.
+fn lost_runs(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut runs = Vec::new();
+    let mut start = 0;
+    while let Some(first) = bytes[start..].iter().position(|&byte| byte == FAILED_BYTE) {
+        let first = start + first;
+        let len = bytes[first..].iter().take_while(|&&byte| byte == FAILED_BYTE).count();
+        if len >= LOST_RUN || len == bytes.len() {
+            runs.push(first..first + len);
         }
-    });
-}
-
-/// Writes bytes of a tensor; `whole` if they may be all bytes of a weight, which the device may then repack.
-fn write(state: &BufferState, tensor: &Tensor, offset: usize, bytes: &[u8], whole: bool) -> Result<(), DeviceError> {
-    if bytes.is_empty() {
-        return Ok(());
+        start = first + len;
     }
-    state.changes();
-    let desc: Option<TensorDesc> =
-        whole.then(|| support::describe(tensor)).flatten().filter(|desc| desc.extent() == bytes.len());
-    let region = state.region(tensor, offset, bytes.len())?;
-    state.device.transfer(|queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes)))
-}
-
-unsafe extern "C" fn get_tensor(
-    buffer: *mut Buffer,
-    tensor: *const Tensor,
-    data: *mut c_void,
-    offset: usize,
-    size: usize,
-) {
-    // SAFETY: as for several rows.
-    unsafe { get_tensor_2d(buffer, tensor, data, offset, size, 1, size, size) };
-}
-
-unsafe extern "C" fn get_tensor_2d(
-    buffer: *mut Buffer,
-    tensor: *const Tensor,
-    data: *mut c_void,
-    offset: usize,
-    size: usize,
-    rows: usize,
-    stride_tensor: usize,
-    stride_data: usize,
-) {
-    guarded((), || {
-        // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
-        let (state, tensor) = unsafe { (BufferState::of(buffer), &*tensor) };
-        let reads = (0..rows).map(|row| {
-            // SAFETY: the host passes a place for `rows` rows of `size` bytes, `stride_data` bytes apart.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(data.byte_add(row * stride_data).cast::<u8>(), size) };
-            (state.position(tensor, offset + row * stride_tensor), bytes)
-        });
-        read(state, reads.collect());
-    });
-}
-
-/// Reads memory: from copies of outputs, else from the device. Failed reads deliver [`FAILED_BYTE`].
-fn read(state: &BufferState, mut reads: Vec<(u64, &mut [u8])>) {
-    reads.retain_mut(|(position, bytes)| !bytes.is_empty() && !lock(&state.outputs).read(*position, bytes));
-    if reads.is_empty() {
-        return;
-    }
-    let download = || {
-        let regions = reads
-            .iter()
-            .map(|(position, bytes)| state.memory.subregion(*position, bytes.len() as u64))
-            .collect::<Result<Vec<_>, _>>()?;
-        let pending = state.device.transfer(|queue| queue.download_all(&regions))?;
-        pending.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()
-    };
-    match download() {
-        Ok(results) => reads.iter_mut().zip(results).for_each(|((_, bytes), result)| bytes.copy_from_slice(&result)),
-        Err(error) => {
-            state.fail_read("reading a tensor", &error);
-            reads.iter_mut().for_each(|(_, bytes)| mark_failed(bytes));
-        }
-    }
+    runs
 }
 
 /// Fills memory of the host whose read has failed.
 pub(crate) fn mark_failed(bytes: &mut [u8]) {
+    ANY_LOST.store(true, Ordering::Relaxed);
     bytes.fill(FAILED_BYTE);
 }
 
-unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *mut Tensor) -> bool {
-    guarded(false, || {
-        // SAFETY: the host passes a buffer of the plug-in, a tensor of any buffer, and a tensor in the plug-in's buffer.
-        let (state, src, dst) = unsafe { (BufferState::of(buffer), &*src, &*dst) };
-        // SAFETY: the host keeps the source's buffer during the call.
-        let Some(from) = (unsafe { BufferState::of_any(src.buffer) }) else { return false };
-        state.changes();
-        let copied = copy_between(from, src, state, dst).and_then(|copied| match copied {
-            None => Ok(false),
-            // The host may change the source as soon as the call returns.
-            Some(done) => done.wait(None).map(|()| true),
-        });
-        copied.unwrap_or_else(|error| {
-            state.fail_read("copying a tensor", &error);
-            // The host then copies through its memory, where a failure is seen once more.
-            false
-        })
-    })
+/// Marks the lost parts of memory that was read from `position` on.
+pub(crate) fn mark_lost(state: &BufferState, position: u64, bytes: &mut [u8]) {
+    if !ANY_LOST.load(Ordering::Relaxed) {
+        return;
+    }
+    let lost = lock(&state.lost);
+    for part in lost.ranges.within(&(position..position + bytes.len() as u64)) {
+        bytes[(part.start - position) as usize..(part.end - position) as usize].fill(FAILED_BYTE);
+    }
 }
 
-/// Copies a tensor between two buffers of the plug-in on the queues of transfers. Returns the point after the copy; `None` if
-/// the devices cannot copy directly.
-fn copy_between(
-    from: &BufferState,
-    src: &Tensor,
-    to: &BufferState,
-    dst: &Tensor,
-) -> Result<Option<TimelinePoint>, DeviceError> {
-    let (from_region, to_region, after) = copy_regions(from, src, to, dst)?;
-    to.device.transfer(|queue| match queue.copy_from(from_region, to_region, after.as_ref())? {
-        CopyOutcome::Submitted => Ok(Some(queue.mark())),
-        CopyOutcome::Unreachable => Ok(None),
-    })
+/// After a copy between buffers: what was lost of the source is lost of the copy.
+pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst: &Tensor) {
+    if !ANY_LOST.load(Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: a tensor of the host.
+    let bytes = unsafe { host::get().tensor_bytes(src) } as u64;
+    let (source, target) = (from.position(src, 0), to.position(dst, 0));
+    let lost = from.lost();
+    to.is_written(target..target + bytes);
+    for part in lost.within(&(source..source + bytes)) {
+        to.is_lost(part.start - source + target..part.end - source + target);
+    }
 }
 
 /// The regions of a copy, and the last transfer of the source's device, which the copy waits for.
@@ -314,63 +297,19 @@ pub(crate) fn copy_regions(
     Ok((from.region(src, 0, bytes)?, to.region(dst, 0, bytes)?, from.device.last_transfer()))
 }
 
-unsafe extern "C" fn set_tensors(
-    buffer: *mut Buffer,
-    tensors: *const *mut Tensor,
-    data: *const *const c_void,
-    offsets: *const usize,
-    sizes: *const usize,
-    count: usize,
-) {
-    for at in 0..count {
-        // SAFETY: the host passes `count` elements in each list. A tensor may be in another buffer of the same type.
-        unsafe {
-            let tensor = *tensors.add(at);
-            set_tensor(buffer_of(buffer, tensor), tensor, *data.add(at), *offsets.add(at), *sizes.add(at));
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-unsafe extern "C" fn get_tensors(
-    buffer: *mut Buffer,
-    tensors: *const *const Tensor,
-    data: *const *mut c_void,
-    offsets: *const usize,
-    sizes: *const usize,
-    count: usize,
-) {
-    for at in 0..count {
-        // SAFETY: as for `set_tensors`.
-        unsafe {
-            let tensor = *tensors.add(at);
-            get_tensor(buffer_of(buffer, tensor), tensor, *data.add(at), *offsets.add(at), *sizes.add(at));
-        }
-    }
-}
-
-unsafe extern "C" fn copy_tensors(
-    buffer: *mut Buffer,
-    srcs: *const *const Tensor,
-    dsts: *const *mut Tensor,
-    count: usize,
-) -> bool {
-    // The interface forbids a part of the copies. A direct copy between two devices is possible for all tensors or for none,
-    // so one by one the host copies as well.
-    if count != 1 {
-        return false;
-    }
-    // SAFETY: the host passes one element in each list.
-    unsafe { copy_tensor(buffer_of(buffer, *dsts), *srcs, *dsts) }
-}
-
-/// The buffer of a tensor of a batch, which `buffer` is for the first one.
-///
-/// # Safety
-/// `tensor` is a tensor of the host.
-unsafe fn buffer_of(buffer: *mut Buffer, tensor: *const Tensor) -> *mut Buffer {
-    // SAFETY: the caller passes a valid tensor, and ggml sets `view_src` to a tensor or null.
-    unsafe {
-        let owner = if (*tensor).view_src.is_null() { tensor } else { (*tensor).view_src.cast_const() };
-        if (*owner).buffer.is_null() { buffer } else { (*owner).buffer }
+    #[test]
+    fn runs_of_failed_bytes_are_lost() {
+        let mut bytes = [0u8; 64];
+        assert!(lost_runs(&bytes).is_empty());
+        bytes[3..3 + LOST_RUN].fill(FAILED_BYTE);
+        bytes[40..40 + LOST_RUN - 1].fill(FAILED_BYTE);
+        let one = lost_runs(&bytes);
+        assert!(one.len() == 1 && one[0] == (3..3 + LOST_RUN), "a shorter run may be data: {one:?}");
+        let all = lost_runs(&[FAILED_BYTE; 4]);
+        assert!(all.len() == 1 && all[0] == (0..4), "all of a short write");
     }
 }

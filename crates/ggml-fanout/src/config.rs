@@ -2,6 +2,7 @@
 
 use fanout::registry::Options;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The variable with the path of the file.
@@ -16,6 +17,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("server_keys", "public keys of servers, separated by commas; connections then use TLS"),
     ("cert", "file with the certificate that is proved to servers, of the key"),
     ("ca", "file with the certificate authority of servers"),
+    ("models", "folder with model files, from which weights of a server that was lost are loaded again"),
     ("retry", "seconds for which servers that cannot be reached are tried when the host starts: 0 by default"),
     ("timeout", "seconds after which a silent server counts as lost: 60 by default"),
 ];
@@ -26,6 +28,8 @@ pub(crate) struct Config {
     /// The list of devices of this machine; `None` for all GPUs.
     pub(crate) devices: Option<String>,
     pub(crate) servers: Vec<String>,
+    /// A folder with model files, for weights of a lost server.
+    pub(crate) models: Option<PathBuf>,
     pub(crate) options: Options,
 }
 
@@ -52,6 +56,7 @@ impl Config {
         Ok(Config {
             devices: value("devices"),
             servers: list("servers").unwrap_or_default(),
+            models: value("models").map(PathBuf::from),
             options: with_client(options, &value, list("server_keys").unwrap_or_default())?,
         })
     }

@@ -2,26 +2,34 @@
 
 use crate::abi::tables::BufferTypeCallbacks;
 use crate::abi::{self, BufferType, DEVICE_TYPE_GPU, DeviceCaps, DeviceProps, DeviceTable, Event, Tensor, v2, v3};
-use crate::buffer::{self, BufferState};
+use crate::buffer::BufferState;
+use crate::buffer_calls;
 use crate::guard::{Failures, guarded, lock};
 use crate::host::{self, Interface, Shared};
 use crate::program_cache::ProgramCache;
+use crate::server::{DiskLoads, Restored, Server};
 use crate::stream;
 use crate::support::{self, SupportCache};
-use fanout::device::{Device as FanoutDevice, DeviceError, MemoryBudget, MemoryInfo, Queue, TimelinePoint};
+use fanout::device::{Device as FanoutDevice, DeviceError, DeviceInfo, MemoryBudget, MemoryInfo, Queue, TimelinePoint};
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 /// A device of the plug-in. It lives as long as the process.
 pub(crate) struct Device {
     name: CString,
     description: CString,
-    pub(crate) fanout: Arc<dyn FanoutDevice>,
+    alignment: usize,
+    max_buffer: u64,
+    link: RwLock<Link>,
+    /// Of a device of a server.
+    server: Option<&'static Server>,
+    buffers: Mutex<Vec<Weak<BufferState>>>,
     pub(crate) budget: Arc<MemoryBudget>,
     /// The queue of transfers that the host orders by waiting, and not by a stream.
     transfers: Mutex<Transfers>,
     pub(crate) programs: Mutex<ProgramCache>,
     support: SupportCache,
+    pub(crate) disk: DiskLoads,
     pub(crate) failures: Failures,
     /// The last known state of the memory.
     memory: Mutex<MemoryInfo>,
@@ -29,8 +37,19 @@ pub(crate) struct Device {
     buffer_type: OnceLock<Shared<BufferType>>,
 }
 
+/// fanout's device. A server that comes back has another one.
+struct Link {
+    fanout: Arc<dyn FanoutDevice>,
+    /// Counts the devices.
+    generation: u64,
+    /// Why it cannot be used.
+    lost: Option<DeviceError>,
+}
+
 #[derive(Default)]
 struct Transfers {
+    /// Of the link that `queue` belongs to.
+    generation: u64,
     queue: Option<Box<dyn Queue>>,
     /// The point after the last transfer.
     last: Option<TimelinePoint>,
@@ -44,17 +63,27 @@ struct BufferTypeObject<T> {
 
 impl Device {
     /// The device with number `number`, for the registry `registry`.
-    pub(crate) fn new(number: usize, fanout: Arc<dyn FanoutDevice>, registry: *mut abi::Registry) -> &'static Device {
+    pub(crate) fn new(
+        number: usize,
+        fanout: Arc<dyn FanoutDevice>,
+        server: Option<&'static Server>,
+        registry: *mut abi::Registry,
+    ) -> &'static Device {
         let text = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
         let memory = fanout.memory().unwrap_or(MemoryInfo { free: 0, total: 0 });
         let device = Box::leak(Box::new(Device {
             name: text(format!("Fanout{number}")),
             description: text(fanout.info().description.clone()),
-            fanout,
+            alignment: fanout.info().alignment as usize,
+            max_buffer: fanout.info().max_buffer,
+            link: RwLock::new(Link { fanout, generation: 0, lost: None }),
+            server,
+            buffers: Mutex::default(),
             budget: MemoryBudget::new(u64::MAX),
             transfers: Mutex::default(),
             programs: Mutex::default(),
             support: SupportCache::default(),
+            disk: DiskLoads::default(),
             failures: Failures::default(),
             memory: Mutex::new(memory),
             object: OnceLock::new(),
@@ -105,27 +134,102 @@ impl Device {
         unsafe { &*host::get().buffer_type_fields(buffer_type).context.cast() }
     }
 
+    /// fanout's device, with its generation.
+    ///
+    /// # Errors
+    /// Its server is lost.
+    pub(crate) fn fanout(&self) -> Result<(Arc<dyn FanoutDevice>, u64), DeviceError> {
+        let link = self.link.read().unwrap_or_else(PoisonError::into_inner);
+        match &link.lost {
+            None => Ok((Arc::clone(&link.fanout), link.generation)),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Whether the device is one of a server, which may be lost and come back.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// After a failure of work on the device of `generation`: starts the recovery of a lost server.
+    pub(crate) fn notice(&self, generation: u64, error: &DeviceError) {
+        let current = matches!(self.fanout(), Ok((_, now)) if now == generation);
+        if let (true, Some(server), DeviceError::ConnectionLost { .. }) = (current, self.server, error) {
+            server.lost(error);
+        }
+    }
+
+    /// The server is lost: all uses of the device fail until it is back.
+    pub(crate) fn set_lost(&self, error: &DeviceError) {
+        self.link.write().unwrap_or_else(PoisonError::into_inner).lost.get_or_insert_with(|| error.clone());
+    }
+
+    /// Whether another device of fanout can take the place of this one.
+    pub(crate) fn can_become(&self, info: &DeviceInfo) -> bool {
+        self.alignment.is_multiple_of(info.alignment as usize)
+    }
+
+    /// The server is back.
+    pub(crate) fn install(&self, restored: Restored) {
+        *lock(&self.transfers) = Transfers::default();
+        lock(&self.programs).clear();
+        for (buffer, memory) in restored.buffers {
+            buffer.install(memory);
+        }
+        let mut link = self.link.write().unwrap_or_else(PoisonError::into_inner);
+        *link = Link { fanout: restored.fanout, generation: link.generation + 1, lost: None };
+    }
+
+    /// Buffers that the host has not freed.
+    pub(crate) fn live_buffers(&self) -> Vec<Arc<BufferState>> {
+        let mut buffers = lock(&self.buffers);
+        buffers.retain(|buffer| buffer.strong_count() > 0);
+        buffers.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn add_buffer(&self, buffer: &Arc<BufferState>) {
+        lock(&self.buffers).push(Arc::downgrade(buffer));
+    }
+
     /// Runs a transfer on the queue of transfers. After a failure the next transfer opens another queue.
     pub(crate) fn transfer<T>(
         &self,
         submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
+        let (fanout, generation) = self.fanout()?;
         let mut transfers = lock(&self.transfers);
-        let queue = match &mut transfers.queue {
-            Some(queue) => queue,
-            closed => closed.insert(self.fanout.queue(&self.budget)?),
-        };
-        let done = submit(&mut **queue);
-        match &done {
-            Ok(_) => transfers.last = Some(queue.mark()),
-            Err(_) => *transfers = Transfers::default(),
+        if transfers.generation != generation {
+            *transfers = Transfers { generation, ..Transfers::default() };
         }
-        done
+        let opened = match &mut transfers.queue {
+            Some(queue) => Ok(queue),
+            closed => fanout.queue(&self.budget).map(|queue| closed.insert(queue)),
+        };
+        let done = opened.and_then(|queue| {
+            let done = submit(&mut **queue)?;
+            Ok((done, queue.mark()))
+        });
+        match done {
+            Ok((done, point)) => {
+                transfers.last = Some(point);
+                Ok(done)
+            }
+            Err(error) => {
+                *transfers = Transfers::default();
+                drop(transfers);
+                self.notice(generation, &error);
+                Err(error)
+            }
+        }
     }
 
     /// Closes the queue of transfers, after a wait for one of them has failed.
-    pub(crate) fn close_transfers(&self) {
-        *lock(&self.transfers) = Transfers::default();
+    pub(crate) fn close_transfers(&self, error: &DeviceError) {
+        let mut transfers = lock(&self.transfers);
+        let generation = transfers.generation;
+        *transfers = Transfers::default();
+        drop(transfers);
+        self.notice(generation, error);
     }
 
     /// The point after the last transfer, unless it is reached. Streams wait for it before they use memory.
@@ -138,7 +242,10 @@ impl Device {
     }
 
     fn memory(&self) -> MemoryInfo {
-        match self.fanout.memory() {
+        let asked = self
+            .fanout()
+            .and_then(|(fanout, generation)| fanout.memory().inspect_err(|error| self.notice(generation, error)));
+        match asked {
             Ok(memory) => *lock(&self.memory) = memory,
             Err(error) => self.failures.log(format!("{}: {error}", self.label())),
         }
@@ -150,9 +257,18 @@ impl Device {
         self.name.as_ptr()
     }
 
+    /// A failure as text. That of a lost server is the same whatever met it.
+    pub(crate) fn describe_failure(&self, what: &str, error: &DeviceError) -> String {
+        match error {
+            DeviceError::ConnectionLost { .. } => format!("{}: {error}", self.label()),
+            _ => format!("{}: {what}: {error}", self.label()),
+        }
+    }
+
     /// The device's name in the host and in fanout, for messages.
     pub(crate) fn label(&self) -> String {
-        format!("{} ({})", self.name.to_string_lossy(), self.fanout.info().name)
+        let link = self.link.read().unwrap_or_else(PoisonError::into_inner);
+        format!("{} ({})", self.name.to_string_lossy(), link.fanout.info().name)
     }
 }
 
@@ -174,7 +290,7 @@ unsafe extern "C" fn alloc_buffer(buffer_type: *mut BufferType, size: usize) -> 
     // SAFETY: the host passes a buffer type of the plug-in.
     let device = unsafe { Device::of_buffer_type(buffer_type) };
     guarded(std::ptr::null_mut(), || match BufferState::allocate(device, size) {
-        Ok(state) => buffer::into_host(state),
+        Ok(state) => buffer_calls::into_host(state),
         Err(error) => {
             device.failures.log(format!("{}: a buffer of {size} bytes: {error}", device.label()));
             std::ptr::null_mut()
@@ -184,21 +300,21 @@ unsafe extern "C" fn alloc_buffer(buffer_type: *mut BufferType, size: usize) -> 
 
 unsafe extern "C" fn get_alignment(buffer_type: *mut BufferType) -> usize {
     // SAFETY: the host passes a buffer type of the plug-in.
-    unsafe { Device::of_buffer_type(buffer_type) }.fanout.info().alignment as usize
+    unsafe { Device::of_buffer_type(buffer_type) }.alignment
 }
 
 unsafe extern "C" fn get_max_size(buffer_type: *mut BufferType) -> usize {
     // SAFETY: the host passes a buffer type of the plug-in.
-    unsafe { Device::of_buffer_type(buffer_type) }.fanout.info().max_buffer as usize
+    unsafe { Device::of_buffer_type(buffer_type) }.max_buffer as usize
 }
 
 unsafe extern "C" fn get_alloc_size(buffer_type: *mut BufferType, tensor: *const Tensor) -> usize {
     // SAFETY: the host passes a buffer type of the plug-in and a tensor.
     let (device, bytes, tensor) =
         unsafe { (Device::of_buffer_type(buffer_type), host::get().tensor_bytes(tensor), &*tensor) };
-    guarded(bytes, || match support::describe(tensor) {
-        Some(desc) => bytes.max(device.fanout.alloc_size(&desc) as usize),
-        None => bytes,
+    guarded(bytes, || match (support::describe(tensor), device.fanout()) {
+        (Some(desc), Ok((fanout, _))) => bytes.max(fanout.alloc_size(&desc) as usize),
+        _ => bytes,
     })
 }
 

@@ -7,14 +7,19 @@ use crate::host;
 use crate::program_cache::PreparedGraph;
 use fanout::graph::SlotOffset;
 use fanout::graph::validate::{self, OpSet, UntrustedTensor};
-use std::collections::HashSet;
+use fanout::ops::OpCode;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Prepares the graph of these nodes for a device.
+/// Prepares the graph of these nodes for a device. `readers` counts the readers of each in the host's whole graph.
 ///
 /// # Safety
 /// `nodes` are nodes of a graph of the host, whose sources are tensors.
-pub(crate) unsafe fn prepare(device: &'static Device, nodes: &[*mut Tensor]) -> Result<PreparedGraph, String> {
+pub(crate) unsafe fn prepare(
+    device: &'static Device,
+    nodes: &[*mut Tensor],
+    readers: &[i32],
+) -> Result<PreparedGraph, String> {
     // SAFETY: the caller passes valid nodes.
     let tensors = unsafe { tensors_of(nodes) };
     let mut memory = Memory { device, buffers: Vec::new(), states: Vec::new() };
@@ -23,27 +28,55 @@ pub(crate) unsafe fn prepare(device: &'static Device, nodes: &[*mut Tensor]) -> 
         // SAFETY: the host keeps the buffers of a graph that it computes.
         records.push(unsafe { record(*pointer, tensor, &mut memory) }?);
     }
+    for ((record, (_, tensor)), &readers) in records.iter_mut().zip(&tensors).zip(readers) {
+        // Memory that a view shows may be read by others than the view's readers.
+        record.use_count = if tensor.view_src.is_null() || is_view(record.op) { readers } else { 0 };
+    }
     let listed: Vec<u64> = records[..nodes.len()].iter().map(|record| record.id).collect();
-    let slots = memory.states.iter().map(|state| state.memory.bytes() as usize).collect();
+    let slots = memory.states.iter().map(|state| state.bytes() as usize).collect();
     let graph = validate::import_untrusted(&listed, &records, slots, OpSet::Protocol).map_err(|e| e.to_string())?;
     let program = match graph.nodes() {
         [] => None,
-        _ => Some(device.fanout.prepare(Arc::new(graph)).map_err(|e| e.to_string())?),
+        _ => {
+            let (fanout, generation) = device.fanout().map_err(|e| e.to_string())?;
+            let program = fanout.prepare(Arc::new(graph)).inspect_err(|e| device.notice(generation, e));
+            Some(program.map_err(|e| e.to_string())?)
+        }
     };
-    let outputs = tensors.iter().zip(&records).filter_map(|((_, tensor), record)| {
-        let place = record.place.filter(|_| tensor.flags & FLAG_OUTPUT != 0 && !tensor.ne.contains(&0))?;
+    let read = read_by_graph(&tensors, nodes.len());
+    let outputs = tensors.iter().zip(&records).enumerate().filter_map(|(at, ((_, tensor), record))| {
+        let flagged = tensor.flags & FLAG_OUTPUT != 0;
+        let place = record.place.filter(|_| !tensor.ne.contains(&0))?;
         // SAFETY: a copy of a tensor of the host.
-        let bytes = unsafe { host::get().tensor_bytes(tensor) };
-        Some((place.slot as usize, place.offset as u64, bytes as u64))
+        let bytes = unsafe { host::get().tensor_bytes(tensor) } as u64;
+        let unread = at < nodes.len() && !read[at] && tensor.view_src.is_null() && bytes <= MAX_UNREAD_BYTES;
+        (flagged || device.is_remote() && unread).then_some((place.slot as usize, place.offset as u64, bytes))
     });
     Ok(PreparedGraph {
         outputs: outputs.collect(),
         tensors: tensors.into(),
-        nodes: nodes.len(),
+        readers: readers.into(),
         program,
-        bindings: memory.states.iter().map(|state| state.memory.clone()).collect(),
+        bindings: memory.states.iter().map(|state| state.memory()).collect(),
         buffers: memory.buffers.into(),
     })
+}
+
+/// Results up to this size that no node of the graph reads are fetched, too: the host reads them next, and if a server is lost then,
+/// the graph has not failed. Larger ones are of prompts, whose graphs overlap.
+const MAX_UNREAD_BYTES: u64 = 1 << 20;
+
+/// By tensor: whether a node of the graph reads it.
+fn read_by_graph(tensors: &[(*const Tensor, Tensor)], nodes: usize) -> Vec<bool> {
+    let index: HashMap<*const Tensor, usize> =
+        tensors.iter().enumerate().map(|(at, (pointer, _))| (*pointer, at)).collect();
+    let mut read = vec![false; tensors.len()];
+    for (_, tensor) in &tensors[..nodes] {
+        for at in tensor.src.iter().filter_map(|&src| index.get(&src.cast_const())) {
+            read[*at] = true;
+        }
+    }
+    read
 }
 
 /// The tensors of a graph: its nodes, and then their sources that are not nodes.
@@ -65,6 +98,11 @@ unsafe fn tensors_of(nodes: &[*mut Tensor]) -> Vec<(*const Tensor, Tensor)> {
     tensors
 }
 
+/// Whether an op only shows another tensor.
+fn is_view(op: u32) -> bool {
+    OpCode::from_wire(op).is_some_and(OpCode::is_view)
+}
+
 /// The buffers of a graph.
 struct Memory {
     device: &'static Device,
@@ -79,12 +117,12 @@ impl Memory {
     /// The tensor's buffer is not freed while the graph is prepared.
     unsafe fn place(&mut self, tensor: &Tensor) -> Option<SlotOffset> {
         // SAFETY: the caller passes a valid buffer; the references do not leave `prepare`.
-        let state: &'static BufferState = unsafe { BufferState::of_any(tensor.buffer) }?;
+        let state: &'static BufferState = unsafe { BufferState::of_any(tensor.owner()) }?;
         if !std::ptr::eq(state.device, self.device) {
             return None;
         }
-        let slot = self.buffers.iter().position(|known| *known == tensor.buffer).unwrap_or_else(|| {
-            self.buffers.push(tensor.buffer);
+        let slot = self.buffers.iter().position(|known| *known == tensor.owner()).unwrap_or_else(|| {
+            self.buffers.push(tensor.owner());
             self.states.push(state);
             self.buffers.len() - 1
         });
@@ -121,7 +159,6 @@ unsafe fn record(pointer: *const Tensor, tensor: &Tensor, memory: &mut Memory) -
         params,
         flags: tensor.flags,
         srcs,
-        // ggml's graph is opaque, and readers outside of this part of it are not known.
         use_count: 0,
         // SAFETY: the caller's argument is this function's.
         place: unsafe { memory.place(tensor) },

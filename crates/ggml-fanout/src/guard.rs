@@ -1,6 +1,7 @@
 //! The boundary to the host: no panic crosses it, and every failure is logged once.
 
 use crate::host::{LogLevel, log};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
@@ -19,16 +20,19 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     locked.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Logs failures of a device, each text once in a row.
+/// Logs failures of a device, each text once until work succeeds again.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<String>);
+pub(crate) struct Failures(Mutex<HashSet<String>>);
+
+/// Limit of the texts that are remembered.
+const MAX_TEXTS: usize = 64;
 
 impl Failures {
     pub(crate) fn log(&self, text: String) {
-        let mut last = lock(&self.0);
-        if *last != text {
+        let mut logged = lock(&self.0);
+        if logged.len() < MAX_TEXTS && !logged.contains(&text) {
             log(LogLevel::Error, &text);
-            *last = text;
+            logged.insert(text);
         }
     }
 

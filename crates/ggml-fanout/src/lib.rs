@@ -22,18 +22,23 @@
 
 mod abi;
 mod buffer;
+mod buffer_calls;
 mod config;
 mod device;
 mod graph;
 mod guard;
 mod host;
+mod lost_ranges;
 mod numbers;
 mod outputs;
 mod program_cache;
 mod registry;
 mod reservation;
+mod server;
 mod stream;
 mod support;
+mod validity;
+mod weights;
 
 use host::{LogLevel, log};
 use std::ffi::c_int;

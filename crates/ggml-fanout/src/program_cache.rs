@@ -14,8 +14,8 @@ const MAX_PROGRAMS: usize = 32;
 pub(crate) struct PreparedGraph {
     /// The graph's tensors as they were: the nodes in order, then sources that are not nodes.
     pub(crate) tensors: Arc<[(*const Tensor, Tensor)]>,
-    /// How many of the tensors are nodes.
-    pub(crate) nodes: usize,
+    /// By node: how many nodes of the host's whole graph read it.
+    pub(crate) readers: Arc<[i32]>,
     /// `None` for a graph that computes nothing.
     pub(crate) program: Option<Program>,
     pub(crate) bindings: Arc<[Region]>,
@@ -33,13 +33,13 @@ pub(crate) struct ProgramCache(VecDeque<PreparedGraph>);
 unsafe impl Send for ProgramCache {}
 
 impl ProgramCache {
-    /// The prepared graph with exactly these nodes.
+    /// The prepared graph with exactly these nodes and counts of readers.
     ///
     /// # Safety
     /// `nodes` are nodes of a graph of the host, whose sources are tensors.
-    pub(crate) unsafe fn find(&mut self, nodes: &[*mut Tensor]) -> Option<PreparedGraph> {
+    pub(crate) unsafe fn find(&mut self, nodes: &[*mut Tensor], readers: &[i32]) -> Option<PreparedGraph> {
         // SAFETY: the caller passes valid nodes.
-        let at = self.0.iter().position(|known| unsafe { known.is(nodes) })?;
+        let at = self.0.iter().position(|known| *known.readers == *readers && unsafe { known.is(nodes) })?;
         let found = self.0.remove(at)?;
         self.0.push_front(found.clone());
         Some(found)
@@ -48,6 +48,11 @@ impl ProgramCache {
     pub(crate) fn insert(&mut self, graph: PreparedGraph) {
         self.0.truncate(MAX_PROGRAMS - 1);
         self.0.push_front(graph);
+    }
+
+    /// Forgets all programs.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
     }
 
     /// Forgets all programs that use a buffer, and thereby its memory.
@@ -63,7 +68,7 @@ impl PreparedGraph {
     /// As for [`ProgramCache::find`].
     unsafe fn is(&self, nodes: &[*mut Tensor]) -> bool {
         let pointers = self.tensors.iter().map(|(pointer, _)| *pointer);
-        self.nodes == nodes.len()
+        self.readers.len() == nodes.len()
             && pointers.zip(nodes).all(|(known, &node)| std::ptr::eq(known, node))
             // Nodes first: where they are equal, so are the pointers of their sources, and these are tensors of this graph.
             // SAFETY: the caller passes valid nodes, whose sources are valid.

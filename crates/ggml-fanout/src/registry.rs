@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::guard::{guarded, lock};
 use crate::host::{self, LogLevel, Shared, log};
+use crate::server::Server;
 use fanout::device::Device as FanoutDevice;
 use fanout::registry as devices;
 use std::collections::BTreeMap;
@@ -32,12 +33,11 @@ pub(crate) fn own() -> *mut Registry {
             Config { devices: Some(NO_DEVICES.to_owned()), ..Config::default() }
         });
         let registry = new(c"Fanout", OWN_TABLE);
-        let mut opened = open_local(&config);
+        fill(registry, open_local(&config), None);
         #[cfg(feature = "client")]
         for server in &config.servers {
-            opened.extend(open(server, &config.options));
+            fill_from_server(registry, server, &config);
         }
-        fill(registry, opened);
         let rpc = new(c"RPC", RPC_TABLE);
         _ = RPC.set(Shared(rpc));
         #[cfg(feature = "client")]
@@ -79,10 +79,36 @@ fn open_local(config: &Config) -> Vec<Arc<dyn FanoutDevice>> {
 
 /// Opens the devices of a list; none if one of them cannot be opened.
 fn open(list: &str, options: &devices::Options) -> Vec<Arc<dyn FanoutDevice>> {
-    devices::Registry::detect().open(list, options).unwrap_or_else(|error| {
+    open_devices(list, options).unwrap_or_else(|error| {
         log(LogLevel::Error, &format!("{list} has no devices here: {error}"));
         Vec::new()
     })
+}
+
+/// Opens the devices of a list.
+pub(crate) fn open_devices(list: &str, options: &devices::Options) -> Result<Vec<Arc<dyn FanoutDevice>>, String> {
+    static MACHINE: OnceLock<devices::Registry> = OnceLock::new();
+    MACHINE.get_or_init(devices::Registry::detect).open(list, options).map_err(|e| e.to_string())
+}
+
+/// Adds the devices of a server; none if it is not there.
+fn fill_from_server(registry: *mut Registry, name: &str, config: &Config) {
+    let opened = open(name, &config.options);
+    let mut options = config.options.clone();
+    options = without_retry(options);
+    let server = Server::new(name, &options, config.models.clone());
+    server.set_devices(fill(registry, opened, Some(server)));
+}
+
+/// The options of one attempt to connect.
+fn without_retry(options: devices::Options) -> devices::Options {
+    #[cfg(feature = "client")]
+    {
+        let rpc = options.rpc.clone().with_retry(std::time::Duration::ZERO);
+        options.with_rpc(rpc)
+    }
+    #[cfg(not(feature = "client"))]
+    options
 }
 
 /// A registry without devices.
@@ -93,14 +119,20 @@ fn new(name: &CStr, iface: RegistryTable) -> *mut Registry {
 }
 
 /// Adds devices to a registry that the host does not have yet.
-fn fill(registry: *mut Registry, opened: Vec<Arc<dyn FanoutDevice>>) {
+fn fill(
+    registry: *mut Registry,
+    opened: Vec<Arc<dyn FanoutDevice>>,
+    server: Option<&'static Server>,
+) -> Vec<&'static Device> {
+    let mut all = lock(&DEVICES);
+    let first = all.len();
     for device in opened {
-        let mut all = lock(&DEVICES);
-        let device = Device::new(all.len(), device, registry);
+        let device = Device::new(all.len(), device, server, registry);
         all.push(device);
         // SAFETY: the registry was made by `new`, and no other thread has it.
         unsafe { (*(*registry).context.cast::<DeviceList>()).devices.push(device) };
     }
+    all[first..].to_vec()
 }
 
 /// The list of a registry.
@@ -155,20 +187,20 @@ unsafe extern "C" fn add_server(endpoint: *const c_char) -> *mut Registry {
         if let Some(known) = servers.get(&endpoint) {
             return known.0;
         }
-        let options = match Config::read() {
-            Ok(config) => config.options,
+        let config = match Config::read() {
+            Ok(config) => config,
             Err(e) => {
                 log(LogLevel::Error, &format!("{endpoint} is not opened: {e}"));
                 return std::ptr::null_mut();
             }
         };
-        let opened = open(&endpoint, &options);
-        if opened.is_empty() {
-            return std::ptr::null_mut();
-        }
         let name = CString::new(format!("RPC[{endpoint}]")).unwrap_or_default();
         let registry = new(&name, OWN_TABLE);
-        fill(registry, opened);
+        fill_from_server(registry, &endpoint, &config);
+        // SAFETY: the registry was made above.
+        if unsafe { list(registry) }.devices.is_empty() {
+            return std::ptr::null_mut();
+        }
         servers.insert(endpoint, Shared(registry));
         registry
     })

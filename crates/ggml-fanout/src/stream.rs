@@ -6,7 +6,9 @@ use crate::device::{Device, EventState, event_state};
 use crate::graph;
 use crate::guard::{guarded, lock};
 use crate::host;
+use crate::lost_ranges::LostRanges;
 use crate::program_cache::PreparedGraph;
+use crate::validity;
 use fanout::device::{CopyOutcome, DeviceError, PendingRead, Queue, TimelinePoint, UploadSource};
 use std::ffi::{c_char, c_void};
 use std::sync::Mutex;
@@ -21,6 +23,8 @@ pub(crate) struct Stream {
 struct Work {
     /// Opened by the first work: hosts make streams only to measure memory, too.
     queue: Option<Box<dyn Queue>>,
+    /// Of the device that the queue belongs to.
+    generation: u64,
     /// The last transfer of the device that the queue waits for.
     after: Option<TimelinePoint>,
     /// Reads that the host waits for by `synchronize`.
@@ -86,17 +90,38 @@ impl Stream {
         submitted.map_err(|error| self.fail(&mut work, what, &error)).ok()
     }
 
+    /// A tensor that is not on the device: a mistake of the host, which the next graph reports.
+    fn refuse(&self, what: &str) {
+        let error = DeviceError::Misuse("a tensor that is not in memory of the device");
+        self.fail(&mut lock(&self.work), what, &error);
+    }
+
     /// Closes the queue after a failure, which the next graph reports.
     fn fail(&self, work: &mut Work, what: &str, error: &DeviceError) {
-        let text = format!("{}: {what}: {error}", self.device.label());
-        (work.queue, work.after) = (None, None);
+        let text = self.device.describe_failure(what, error);
         work.failure.get_or_insert_with(|| text.clone());
+        self.close(work, error);
         self.device.failures.log(text);
     }
 
-    /// A point after all work that was submitted so far; `None` if there is none or it has failed.
+    fn close(&self, work: &mut Work, error: &DeviceError) {
+        (work.queue, work.after) = (None, None);
+        self.device.notice(work.generation, error);
+    }
+
+    /// A point after all work of the stream and all transfers of the device that were submitted so far; `None` if there is none.
     fn mark(&self) -> Option<TimelinePoint> {
-        lock(&self.work).queue.as_mut().map(|queue| queue.mark())
+        let mut work = lock(&self.work);
+        if work.queue.is_none() {
+            return self.device.last_transfer();
+        }
+        match work.open(self.device) {
+            Ok(queue) => Some(queue.mark()),
+            Err(error) => {
+                self.fail(&mut work, "waiting for transfers", &error);
+                None
+            }
+        }
     }
 
     /// Waits for all work, and delivers the reads.
@@ -130,39 +155,64 @@ impl Stream {
         }
         states.iter().for_each(|state| state.changes());
         let Some(program) = &graph.program else { return Ok(()) };
-        let mut work = lock(&self.work);
+        let mut guard = lock(&self.work);
+        let work = &mut *guard;
         if let Some(failure) = work.failure.take() {
             return Err(failure);
         }
-        let regions = graph.outputs.iter().map(|&(at, offset, bytes)| states[at].memory.subregion(offset, bytes));
-        let ran = regions.collect::<Result<Vec<_>, _>>().and_then(|regions| {
+        let lost = match states.iter().any(|state| state.has_lost()) {
+            true => Some(self.follow(work, graph, &states)?),
+            false => None,
+        };
+        let outputs = graph.outputs.iter().map(|&(at, offset, bytes)| graph.bindings[at].subregion(offset, bytes));
+        let ran = outputs.collect::<Result<Vec<_>, _>>().and_then(|outputs| {
             let queue = work.open(self.device)?;
             queue.run(program, &graph.bindings)?;
-            if regions.is_empty() { Ok(Vec::new()) } else { queue.download_all(&regions) }
+            let reads = if outputs.is_empty() { Vec::new() } else { queue.download_all(&outputs)? };
+            reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()
         });
-        let ran = ran.and_then(|reads| reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>());
-        match ran {
-            Ok(results) => {
-                for (&(at, offset, _), bytes) in graph.outputs.iter().zip(results) {
-                    lock(&states[at].outputs).keep(offset, bytes);
-                }
-                self.device.failures.clear();
-                Ok(())
-            }
-            Err(error) => {
-                (work.queue, work.after) = (None, None);
-                Err(format!("{}: a graph: {error}", self.device.label()))
-            }
+        let results = ran.map_err(|error| {
+            self.close(work, &error);
+            self.device.describe_failure("a graph", &error)
+        })?;
+        for (&(at, offset, _), bytes) in graph.outputs.iter().zip(results) {
+            lock(&states[at].outputs).keep(offset, bytes);
         }
+        for (state, ranges) in states.iter().zip(lost.into_iter().flatten()) {
+            state.set_lost(ranges, graph.tensors.as_ptr() as usize);
+        }
+        self.device.failures.clear();
+        Ok(())
+    }
+
+    /// What is lost of each buffer after the graph has run; an error if it needs what is lost.
+    fn follow(
+        &self,
+        work: &mut Work,
+        graph: &PreparedGraph,
+        states: &[&BufferState],
+    ) -> Result<Vec<LostRanges>, String> {
+        let mut read = |state: &BufferState, position: u64, bytes: u64| {
+            let queue = work.open(self.device)?;
+            queue.download(state.memory().subregion(position, bytes)?)?.wait(None)
+        };
+        let followed = validity::follow(graph, states, &mut |state, position, bytes| {
+            read(state, position, bytes).map_err(|error| error.to_string())
+        });
+        followed.map_err(|reason| format!("{}: a graph: {reason}", self.device.label()))
     }
 }
 
 impl Work {
     /// The queue, which waits for the last transfer of the device.
     fn open(&mut self, device: &'static Device) -> Result<&mut dyn Queue, DeviceError> {
+        let (fanout, generation) = device.fanout()?;
+        if self.generation != generation {
+            (self.queue, self.after, self.generation) = (None, None, generation);
+        }
         let queue = match &mut self.queue {
             Some(queue) => queue,
-            closed => closed.insert(device.fanout.queue(&device.budget)?),
+            closed => closed.insert(fanout.queue(&device.budget)?),
         };
         if let Some(last) = device.last_transfer() {
             let waits = |after: &TimelinePoint| after.is_same_timeline(&last) && after.seq() >= last.seq();
@@ -196,7 +246,7 @@ unsafe extern "C" fn free(backend: *mut Backend) {
 /// `tensor` is a tensor of the host in a buffer of the plug-in.
 unsafe fn locate<'a>(tensor: *const Tensor, offset: usize) -> Option<(&'a BufferState, u64)> {
     // SAFETY: the caller passes a valid tensor, whose buffer the host keeps.
-    unsafe { BufferState::of_any((*tensor).buffer).map(|state| (state, state.position(&*tensor, offset))) }
+    unsafe { BufferState::of_any((*tensor).owner()).map(|state| (state, state.position(&*tensor, offset))) }
 }
 
 unsafe extern "C" fn set_tensor_async(
@@ -222,16 +272,24 @@ unsafe extern "C" fn set_tensor_2d_async(
 ) {
     // SAFETY: the host passes a stream of the plug-in and a tensor in a buffer of its device.
     let (stream, located) = unsafe { (Stream::of(backend), locate(tensor, offset)) };
+    if size == 0 {
+        return;
+    }
     guarded((), || {
-        let Some((state, start)) = located else { return };
-        state.changes();
+        let Some((state, start)) = located else { return stream.refuse("writing a tensor") };
         for row in 0..rows {
             // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
             let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
-            _ = stream.submit("writing a tensor", |queue| {
-                let region = state.memory.subregion(start + (row * stride_tensor) as u64, size as u64)?;
-                queue.upload(region, None, UploadSource::Borrowed(bytes))
+            let start = start + (row * stride_tensor) as u64;
+            let range = start..start + size as u64;
+            let mut work = lock(&stream.work);
+            let written = buffer::write(state, range.clone(), bytes, |region, bytes| {
+                work.open(stream.device)?.upload(region, None, UploadSource::Borrowed(bytes))
             });
+            if let Err(error) = written {
+                stream.fail(&mut work, "writing a tensor", &error);
+                state.is_lost(range);
+            }
         }
     });
 }
@@ -259,17 +317,24 @@ unsafe extern "C" fn get_tensor_2d_async(
 ) {
     // SAFETY: the host passes a stream of the plug-in and a tensor in a buffer of its device.
     let (stream, located) = unsafe { (Stream::of(backend), locate(tensor, offset)) };
+    if size == 0 {
+        return;
+    }
     guarded((), || {
-        let Some((state, start)) = located else { return };
         for row in 0..rows {
-            let position = start + (row * stride_tensor) as u64;
             // SAFETY: the host passes a place for `rows` rows of `size` bytes, `stride_data` bytes apart.
             let bytes = unsafe { std::slice::from_raw_parts_mut(data.byte_add(row * stride_data).cast::<u8>(), size) };
-            if bytes.is_empty() || lock(&state.outputs).read(position, bytes) {
+            let Some((state, start)) = located else {
+                stream.refuse("reading a tensor");
+                buffer::mark_failed(bytes);
+                continue;
+            };
+            let position = start + (row * stride_tensor) as u64;
+            if lock(&state.outputs).read(position, bytes) {
                 continue;
             }
             let submitted = stream
-                .submit("reading a tensor", |queue| queue.download(state.memory.subregion(position, size as u64)?));
+                .submit("reading a tensor", |queue| queue.download(state.memory().subregion(position, size as u64)?));
             match submitted {
                 Some(result) => lock(&stream.work).reads.push(Read { result, to: bytes.as_mut_ptr(), bytes: size }),
                 None => buffer::mark_failed(bytes),
@@ -288,12 +353,12 @@ unsafe extern "C" fn copy_tensor_async(
         // SAFETY: the host passes two backends, the second one of them the plug-in's, and tensors in buffers of theirs.
         let (streams, from, to) = unsafe {
             let streams = Stream::of_any(backend_src).zip(Stream::of_any(backend_dst));
-            (streams, BufferState::of_any((*src).buffer), BufferState::of_any((*dst).buffer))
+            (streams, BufferState::of_any((*src).owner()), BufferState::of_any((*dst).owner()))
         };
         let (Some((source, target)), Some(from), Some(to)) = (streams, from, to) else { return false };
         // SAFETY: as above.
-        let regions = unsafe { buffer::copy_regions(from, &*src, to, &*dst) };
-        let Ok((from_region, to_region, _)) = regions else { return false };
+        let (src, dst) = unsafe { (&*src, &*dst) };
+        let Ok((from_region, to_region, _)) = buffer::copy_regions(from, src, to, dst) else { return false };
         to.changes();
         let after = source.mark();
         let copied = target.submit("copying a tensor", |queue| {
@@ -304,13 +369,21 @@ unsafe extern "C" fn copy_tensor_async(
         });
         match copied {
             // The source's later work may overwrite the tensor.
-            Some(Some(done)) if !std::ptr::eq(source, target) => {
-                _ = source.submit("waiting for a copy", |queue| queue.wait(&done));
+            Some(Some(done)) => {
+                if !std::ptr::eq(source, target) {
+                    _ = source.submit("waiting for a copy", |queue| queue.wait(&done));
+                }
+                buffer::copy_lost(from, src, to, dst);
                 true
             }
-            Some(copied) => copied.is_some(),
-            // The failure is kept for the next graph.
-            None => true,
+            Some(None) => false,
+            None => {
+                // The failure is kept for the next graph, and should the server be back by then, the copy is missing.
+                let start = to.position(dst, 0);
+                // SAFETY: a tensor of the host.
+                to.is_lost(start..start + unsafe { host::get().tensor_bytes(dst) } as u64);
+                true
+            }
         }
     })
 }
@@ -327,16 +400,15 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> 
     guarded(STATUS_FAILED, || {
         let nodes: Vec<*mut Tensor> = nodes.collect();
         let device = stream.device;
+        // SAFETY: the host passes a graph that does not change during the call.
+        let readers: Vec<i32> = nodes.iter().map(|&node| unsafe { Graph::readers(graph, node) }).collect();
         // SAFETY: the nodes are of the host's graph.
-        let known = unsafe { lock(&device.programs).find(&nodes) };
+        let known = unsafe { lock(&device.programs).find(&nodes, &readers) };
         let prepared = match known {
             Some(known) => Ok(known),
             // SAFETY: as above.
-            None => unsafe { graph::prepare(device, &nodes) }
-                .map(|prepared| {
-                    lock(&device.programs).insert(prepared.clone());
-                    prepared
-                })
+            None => unsafe { graph::prepare(device, &nodes, &readers) }
+                .inspect(|prepared| lock(&device.programs).insert(prepared.clone()))
                 .map_err(|e| format!("{}: a graph: {e}", device.label())),
         };
         match prepared.and_then(|prepared| stream.run(&prepared)) {

@@ -57,7 +57,7 @@ impl SupportCache {
         let sources: Vec<Option<&Tensor>> = node.src[..MAX_OP_SOURCES]
             .iter()
             // SAFETY: the caller passes a node whose sources are tensors.
-            .map(|&src| (!std::ptr::eq(src, node)).then(|| unsafe { src.as_ref() }).flatten())
+            .map(|&src| if std::ptr::eq(src, node) { None } else { unsafe { src.as_ref() } })
             .collect();
         let mut key = vec![u64::from(node.op)];
         key.extend(node.op_params.map(|word| u64::from(word.cast_unsigned())));
@@ -75,6 +75,10 @@ impl SupportCache {
         }
         let support = decide(device, node, &sources);
         let answer = Answer { runs: support.runs(), offloads: support == Support::Offload };
+        // The answer of a server that is lost is none.
+        if device.fanout().is_err() {
+            return answer;
+        }
         let mut answers = lock(&self.0);
         if answers.len() >= MAX_ANSWERS {
             answers.clear();
@@ -104,7 +108,10 @@ fn decide(device: &Device, node: &Tensor, sources: &[Option<&Tensor>]) -> Suppor
     let srcs: Vec<Option<&TensorDesc>> = descs.iter().map(Option::as_ref).collect();
     let view = NodeView { op: &op, dst: &dst, srcs: Sources::new(code, &srcs), aligned: true };
     match op.check(&view) {
-        Ok(()) => device.fanout.support(view),
+        Ok(()) => match device.fanout() {
+            Ok((fanout, _)) => fanout.support(view),
+            Err(error) => no(code, &error.to_string()),
+        },
         Err(error) => no(code, &error.to_string()),
     }
 }

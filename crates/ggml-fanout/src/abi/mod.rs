@@ -2,13 +2,14 @@
 //!
 //! The interface has versions, which hosts do not tell. Here are the parts that versions 2 and 3 share; [`v2`] and [`v3`] have
 //! the tables that differ. Callbacks have the same signatures in both, so they exist once, and a table of either version holds
-//! them. `tests/layout.rs` compares sizes and offsets with the headers of both.
+//! them. `tests/plugin/layout.c` prints
+//! sizes and offsets of the headers of both, and a test compares them.
 
 pub(crate) mod tables;
 pub(crate) mod v2;
 pub(crate) mod v3;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Dimensions of a tensor.
 pub(crate) const MAX_DIMS: usize = 4;
@@ -22,6 +23,7 @@ pub(crate) const STATUS_SUCCESS: Status = 0;
 
 /// `enum ggml_backend_buffer_usage`.
 pub(crate) const USAGE_WEIGHTS: c_int = 1;
+pub(crate) const USAGE_COMPUTE: c_int = 2;
 
 /// `enum ggml_backend_dev_type`: a device with memory of its own.
 pub(crate) const DEVICE_TYPE_GPU: c_int = 1;
@@ -48,10 +50,76 @@ pub(crate) struct Tensor {
     pub(crate) data: *mut c_void,
 }
 
-/// `struct ggml_cgraph`, which only the host's functions read.
+impl Tensor {
+    /// The buffer of the tensor, or of the tensor that it is a view of.
+    pub(crate) fn owner(&self) -> *mut Buffer {
+        // SAFETY: ggml sets `view_src` to a tensor that lives as long as its view, or null.
+        match unsafe { self.view_src.as_ref() } {
+            Some(viewed) if self.buffer.is_null() => viewed.buffer,
+            _ => self.buffer,
+        }
+    }
+}
+
+/// The name of a tensor, which follows [`Tensor`] in the host's memory.
+///
+/// # Safety
+/// `tensor` is a tensor of the host, and no copy of one.
+pub(crate) unsafe fn name_of(tensor: *const Tensor) -> String {
+    // SAFETY: the caller passes a tensor, whose name is an array of at least 64 characters with a zero.
+    let name = unsafe { std::slice::from_raw_parts(tensor.add(1).cast::<u8>(), 64) };
+    CStr::from_bytes_until_nul(name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// `struct ggml_cgraph`, of which only the counts of readers are read here: the host has functions for the rest.
 #[repr(C)]
 pub(crate) struct Graph {
-    _opaque: [u8; 0],
+    size: c_int,
+    n_nodes: c_int,
+    n_leafs: c_int,
+    nodes: *mut *mut Tensor,
+    grads: *mut *mut Tensor,
+    grad_accs: *mut *mut Tensor,
+    leafs: *mut *mut Tensor,
+    /// How many nodes of the whole graph, of which this one may be a part, read a tensor: by its place in the hash table.
+    use_counts: *mut i32,
+    visited: HashSet,
+}
+
+/// `struct ggml_hash_set`: tensors by address, with linear probing.
+#[repr(C)]
+pub(crate) struct HashSet {
+    size: usize,
+    /// A bit per place: whether a tensor is there.
+    used: *mut u32,
+    keys: *mut *mut Tensor,
+}
+
+impl Graph {
+    /// How many nodes of the whole graph read a tensor; 0 if the graph does not tell.
+    ///
+    /// # Safety
+    /// `graph` is a graph of the host that does not change during the call.
+    pub(crate) unsafe fn readers(graph: *mut Graph, tensor: *const Tensor) -> i32 {
+        // SAFETY: the caller passes a valid graph.
+        let (set, counts) = unsafe { (&(*graph).visited, (*graph).use_counts) };
+        if set.size == 0 || counts.is_null() || set.used.is_null() || set.keys.is_null() {
+            return 0;
+        }
+        let first = (tensor as usize >> 4) % set.size;
+        for place in (first..set.size).chain(0..first) {
+            // SAFETY: `place` is below the size of the table, which all three arrays have.
+            unsafe {
+                if *set.used.add(place / 32) & (1 << (place % 32)) == 0 {
+                    return 0;
+                }
+                if std::ptr::eq(*set.keys.add(place), tensor) {
+                    return *counts.add(place);
+                }
+            }
+        }
+        0
+    }
 }
 
 /// `struct ggml_backend_buffer`: the table of callbacks, whose size depends on the version, and then [`BufferTail`].

@@ -1,0 +1,181 @@
+//! Servers: noticing that one is lost, connecting again in the background, and filling its memory again.
+//!
+//! A lost connection takes the memory of its devices with it. The host's buffers stay; once the server answers again, each gets
+//! new memory: weights are loaded again ([`crate::weights`]), and everything else is zeros that count as lost
+//! ([`crate::validity`]).
+
+use crate::buffer::BufferState;
+use crate::device::Device;
+use crate::guard::lock;
+use crate::host::{LogLevel, log};
+use crate::registry;
+use crate::weights::Weight;
+use fanout::device::{Device as FanoutDevice, DeviceError, LoadOutcome, Queue, Region, TensorDigest, UploadSource};
+use fanout::registry::Options;
+use fanout::tensor::ByteRuns;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// Pauses between attempts to connect again: doubled from the first to the last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// A server, or a device of one, as a user named it.
+pub(crate) struct Server {
+    name: String,
+    options: Options,
+    models: Option<PathBuf>,
+    /// Its devices, in the server's order.
+    devices: OnceLock<Vec<&'static Device>>,
+    /// Whether a thread is connecting again.
+    recovering: Mutex<bool>,
+}
+
+impl Server {
+    pub(crate) fn new(name: &str, options: &Options, models: Option<PathBuf>) -> &'static Server {
+        Box::leak(Box::new(Server {
+            name: name.to_owned(),
+            options: options.clone(),
+            models,
+            devices: OnceLock::new(),
+            recovering: Mutex::new(false),
+        }))
+    }
+
+    pub(crate) fn set_devices(&self, devices: Vec<&'static Device>) {
+        _ = self.devices.set(devices);
+    }
+
+    fn devices(&self) -> &[&'static Device] {
+        self.devices.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The connection of a device of this server is lost: connects again in the background.
+    pub(crate) fn lost(&'static self, error: &DeviceError) {
+        let mut recovering = lock(&self.recovering);
+        self.devices().iter().for_each(|device| device.set_lost(error));
+        if *recovering {
+            return;
+        }
+        let started = std::thread::Builder::new().name("fanout-recover".to_owned()).spawn(|| self.recover());
+        match started {
+            Ok(_) => *recovering = true,
+            Err(e) => log(LogLevel::Error, &format!("{}: no thread to connect again: {e}", self.name)),
+        }
+    }
+
+    /// Connects until the server answers, and fills its memory again.
+    fn recover(&self) {
+        let (mut pause, mut logged) = (PAUSES.0, String::new());
+        loop {
+            match registry::open_devices(&self.name, &self.options).and_then(|opened| self.restore(opened)) {
+                Ok(installed) => {
+                    // Under the lock, so that a loss from now on starts another thread.
+                    let mut recovering = lock(&self.recovering);
+                    installed.into_iter().for_each(|(device, restored)| device.install(restored));
+                    *recovering = false;
+                    log(LogLevel::Info, &format!("{} is back", self.name));
+                    return;
+                }
+                Err(reason) => {
+                    if logged != reason {
+                        log(LogLevel::Info, &format!("{} is not back yet: {reason}", self.name));
+                        logged = reason;
+                    }
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(PAUSES.1);
+                }
+            }
+        }
+    }
+
+    /// Memory of the new connection for all buffers.
+    fn restore(&self, opened: Vec<Arc<dyn FanoutDevice>>) -> Result<Vec<(&'static Device, Restored)>, String> {
+        let devices = self.devices();
+        let same = opened.len() == devices.len()
+            && opened.iter().zip(devices).all(|(new, device)| device.can_become(new.info()));
+        if !same {
+            return Err("it offers other devices now".to_owned());
+        }
+        let restored = opened.into_iter().zip(devices).map(|(fanout, &device)| {
+            let buffers = device.live_buffers().into_iter().map(|buffer| {
+                let restored = self.restore_buffer(&*fanout, device, &buffer).map_err(|e| e.to_string())?;
+                Ok((buffer, restored))
+            });
+            let buffers = buffers.collect::<Result<Vec<_>, String>>()?;
+            Ok((device, Restored { fanout, buffers }))
+        });
+        restored.collect()
+    }
+
+    fn restore_buffer(
+        &self,
+        fanout: &dyn FanoutDevice,
+        device: &Device,
+        buffer: &BufferState,
+    ) -> Result<RestoredBuffer, DeviceError> {
+        let memory = fanout.alloc(buffer.bytes(), &device.budget)?.whole();
+        let mut queue = fanout.queue(&device.budget)?;
+        let mut missing = None;
+        for (position, weight) in buffer.weights() {
+            let region = memory.subregion(position, weight.bytes)?;
+            if load_from_disk(&mut *queue, &region, &weight)? {
+                continue;
+            }
+            match weight.read(self.models.as_deref()) {
+                Ok(bytes) => queue.upload(region, weight.whole.as_ref(), UploadSource::Borrowed(&bytes))?,
+                Err(reason) => {
+                    missing.get_or_insert(reason);
+                }
+            }
+        }
+        queue.mark().wait(None)?;
+        Ok(RestoredBuffer { memory, missing })
+    }
+}
+
+/// Loads from the disk of a device's server, which are given up if the first ones fail.
+#[derive(Debug, Default)]
+pub(crate) struct DiskLoads {
+    misses: AtomicU32,
+}
+
+/// Weights in a row that a server may lack before it is asked no more.
+const MAX_MISSES: u32 = 3;
+
+impl DiskLoads {
+    /// Loads a weight, if the server has it.
+    pub(crate) fn has(&self, queue: &mut dyn Queue, region: &Region, weight: &Weight) -> Result<bool, DeviceError> {
+        if weight.whole.is_none() || self.misses.load(Ordering::Relaxed) >= MAX_MISSES {
+            return Ok(false);
+        }
+        let found = load_from_disk(queue, region, weight)?;
+        if found {
+            self.misses.store(0, Ordering::Relaxed)
+        } else {
+            _ = self.misses.fetch_add(1, Ordering::Relaxed)
+        }
+        Ok(found)
+    }
+}
+
+/// Loads a weight from the server's disk, if it is there.
+fn load_from_disk(queue: &mut dyn Queue, region: &Region, weight: &Weight) -> Result<bool, DeviceError> {
+    let (Some(desc), Some(loader)) = (&weight.whole, queue.load_by_digest()) else { return Ok(false) };
+    let wanted = TensorDigest { digest: weight.digest, bytes: weight.bytes, name: &weight.name };
+    let outcome = loader.load_by_digest(region.clone(), Some(desc), wanted, ByteRuns::whole(weight.bytes))?;
+    Ok(outcome.wait(None)? == LoadOutcome::Found)
+}
+
+/// A device after its server came back.
+pub(crate) struct Restored {
+    pub(crate) fanout: Arc<dyn FanoutDevice>,
+    pub(crate) buffers: Vec<(Arc<BufferState>, RestoredBuffer)>,
+}
+
+pub(crate) struct RestoredBuffer {
+    pub(crate) memory: Region,
+    /// Why a weight could not be loaded again.
+    pub(crate) missing: Option<String>,
+}
