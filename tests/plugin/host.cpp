@@ -15,7 +15,10 @@
 //     --logits FILE  raw f32, all tokens in the order of the batches
 //     --cpu-cache    the KV cache stays on the CPU
 //     --flash on|off, --cache TYPE (f16, q8_0), --threads N (default 1)
-//     --serve        for each line of stdin: clears the memory, evaluates the prompt and the tokens again
+//     --serve        runs a command per line of stdin, and prints a line for each: tokens or ok, and `error CODE` after a failure
+//
+// Commands: `run` forgets the sequences, and evaluates the prompt and the tokens; `continue N` evaluates N greedy tokens more;
+// `save` and `restore` move the state of the sequences to this process and back; `clear` clears all memory.
 //     --log          all of the host's log on stderr, not only warnings and the plug-in's lines
 #include "ggml-backend.h"
 #include "llama.h"
@@ -73,39 +76,35 @@ static void quiet_log(enum ggml_log_level level, const char * text, void *) {
     }
 }
 
-// Moves the state of each sequence to this process and back.
-static void save_and_restore(llama_context * ctx, int sequences) {
-    std::vector<std::vector<uint8_t>> states(sequences);
-    for (int seq = 0; seq < sequences; seq++) {
-        states[seq].resize(llama_state_seq_get_size(ctx, seq));
-        if (llama_state_seq_get_data(ctx, states[seq].data(), states[seq].size(), seq) != states[seq].size()) {
-            fail("a sequence is not saved");
-        }
-    }
-    llama_memory_clear(llama_get_memory(ctx), true);
-    for (int seq = 0; seq < sequences; seq++) {
-        if (llama_state_seq_set_data(ctx, states[seq].data(), states[seq].size(), seq) == 0) {
-            fail("a sequence is not restored");
-        }
-    }
-}
+// The sequences of a context.
+struct session {
+    llama_context * ctx;
+    const options & o;
+    int vocab;
+    int position = 0;                                      // of the next batch
+    std::vector<std::vector<llama_token>> tokens;          // of each sequence, for the next batch
+    std::vector<std::vector<uint8_t>> states;              // of each sequence, as saved
+    int saved_position = 0;
+    std::vector<std::vector<llama_token>> saved_tokens;
+    FILE * logits = nullptr;
 
-// Evaluates the prompts and the tokens after them. Returns llama_decode's code.
-static int evaluate(llama_model * model, llama_context * ctx, const options & o) {
-    const int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    std::vector<std::vector<llama_token>> tokens(o.parallel); // of each sequence, for the next batch
-    unsigned state = 1;
-    for (auto & prompt : tokens) {
-        for (int i = 0; i < o.prompt; i++) {
-            state = state * 1664525u + 1013904223u;
-            prompt.push_back((llama_token) ((state >> 8) % (unsigned) vocab));
+    // Forgets the sequences, as llama-server does after an error, and sets the prompts.
+    void start() {
+        unsigned state = 1;
+        tokens.assign(o.parallel, {});
+        position = 0;
+        for (int seq = 0; seq < o.parallel; seq++) {
+            llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
+            for (int i = 0; i < o.prompt; i++) {
+                state = state * 1664525u + 1013904223u;
+                tokens[seq].push_back((llama_token) ((state >> 8) % (unsigned) vocab));
+            }
         }
     }
-    std::ifstream forced(o.force);
-    FILE * file = o.logits.empty() ? nullptr : fopen(o.logits.c_str(), "wb");
-    llama_memory_clear(llama_get_memory(ctx), true);
-    int position = 0;
-    for (int step = 0; step <= o.tokens; step++) {
+
+    // Evaluates the tokens, and prints and takes the greedy ones as the next, or those that are read from `forced`. Returns
+    // llama_decode's code, after which nothing has changed if it is an error.
+    int step(std::istream * forced) {
         const int length = (int) tokens[0].size();
         llama_batch batch = llama_batch_init(length * o.parallel, 0, 1);
         batch.n_tokens = length * o.parallel;
@@ -116,16 +115,15 @@ static int evaluate(llama_model * model, llama_context * ctx, const options & o)
             batch.seq_id[i][0] = i / length;
             batch.logits[i] = 1;
         }
-        position += length;
         const int code = llama_decode(ctx, batch);
         llama_batch_free(batch);
         if (code != 0) {
-            printf("error %d\n", code);
-            fflush(stdout);
+            printf("error %d", code);
             return code;
         }
-        for (int i = 0; file && i < length * o.parallel; i++) {
-            fwrite(llama_get_logits_ith(ctx, i), sizeof(float), vocab, file);
+        position += length;
+        for (int i = 0; logits && i < length * o.parallel; i++) {
+            fwrite(llama_get_logits_ith(ctx, i), sizeof(float), vocab, logits);
         }
         for (int seq = 0; seq < o.parallel; seq++) {
             const float * row = llama_get_logits_ith(ctx, (seq + 1) * length - 1);
@@ -134,23 +132,81 @@ static int evaluate(llama_model * model, llama_context * ctx, const options & o)
                 best = row[i] > row[best] ? i : best;
             }
             printf("%d ", best);
-            if (!o.force.empty() && !(forced >> best)) {
+            if (forced && !(*forced >> best)) {
                 fail(o.force + " has too few tokens");
             }
             tokens[seq].assign(1, best);
         }
         fflush(stdout);
-        if (step == 0 && o.save_restore) {
-            save_and_restore(ctx, o.parallel);
+        return 0;
+    }
+
+    // Saves the state of each sequence in this process.
+    bool save() {
+        states.resize(o.parallel);
+        for (int seq = 0; seq < o.parallel; seq++) {
+            states[seq].resize(llama_state_seq_get_size(ctx, seq));
+            if (llama_state_seq_get_data(ctx, states[seq].data(), states[seq].size(), seq) != states[seq].size()) {
+                return false;
+            }
         }
+        saved_position = position;
+        saved_tokens = tokens;
+        return true;
     }
-    printf("\n");
-    fflush(stdout);
-    if (file) {
-        fclose(file);
+
+    bool restore() {
+        for (int seq = 0; seq < (int) states.size(); seq++) {
+            if (llama_state_seq_set_data(ctx, states[seq].data(), states[seq].size(), seq) == 0) {
+                return false;
+            }
+        }
+        position = saved_position;
+        tokens = saved_tokens;
+        return true;
     }
-    return 0;
-}
+
+    // Evaluates the prompts and the tokens after them.
+    int evaluate() {
+        std::ifstream forced(o.force);
+        start();
+        for (int i = 0; i <= o.tokens; i++) {
+            const int code = step(o.force.empty() ? nullptr : &forced);
+            if (code != 0) {
+                return code;
+            }
+            if (i == 0 && o.save_restore) {
+                const bool saved = save();
+                llama_memory_clear(llama_get_memory(ctx), true);
+                if (!saved || !restore()) {
+                    fail("a sequence is not saved and restored");
+                }
+            }
+        }
+        return 0;
+    }
+
+    // Runs a command of --serve. A line of output ends with `error CODE` if the command has failed.
+    void serve(const std::string & command) {
+        bool done = true;
+        if (command == "run") {
+            evaluate();
+        } else if (command.rfind("continue ", 0) == 0) {
+            for (int i = std::stoi(command.substr(9)); i > 0 && step(nullptr) == 0; i--) {
+            }
+        } else if (command == "save") {
+            done = save();
+        } else if (command == "restore") {
+            done = restore();
+        } else if (command == "clear") {
+            llama_memory_clear(llama_get_memory(ctx), true);
+        } else {
+            fail("unknown command " + command);
+        }
+        printf(!done ? "error\n" : command == "save" || command == "restore" || command == "clear" ? "ok\n" : "\n");
+        fflush(stdout);
+    }
+};
 
 static int run(const options & o) {
     if (!o.servers.empty()) {
@@ -205,14 +261,20 @@ static int run(const options & o) {
     if (!ctx) {
         fail("no context");
     }
+    session all = { ctx, o, llama_vocab_n_tokens(llama_model_get_vocab(model)) };
     int code = 0;
-    std::string line;
     if (o.serve) {
+        std::string line;
         while (std::getline(std::cin, line)) {
-            code = evaluate(model, ctx, o);
+            all.serve(line);
         }
     } else {
-        code = evaluate(model, ctx, o);
+        all.logits = o.logits.empty() ? nullptr : fopen(o.logits.c_str(), "wb");
+        code = all.evaluate();
+        printf("\n");
+        if (all.logits) {
+            fclose(all.logits);
+        }
     }
     llama_free(ctx);
     llama_model_free(model);
