@@ -5,12 +5,14 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 Usage: scripts/plugin.sh [OPTION...]
-       scripts/plugin.sh backend-ops|archs [OPTION...]
+       scripts/plugin.sh losses|backend-ops|archs [OPTION...]
 
 Loads libggml_fanout.so into a host with the libraries of llama.cpp 7.0 and of 8.0.1, and compares the logits of small models on
 the plug-in's devices with those of the host's CPU: a CPU, an emulated GPU, a server, a server with keys, two servers. Then wrong
 configurations, each of which must give one clear entry in the log. First compares the structs of the interface with the headers.
 
+  losses       a host decodes on two servers, of which one is killed, stopped or cut off at seeded moments and comes back; options
+               --losses N (of each row), --seed N, --only, --host
   backend-ops  ggml's own tests of the ops on the plug-in's CPU device, in 7.0
   archs        llama.cpp's own test of all architectures on the plug-in's CPU device, in 7.0
 
@@ -31,17 +33,24 @@ TEXT
 
 mode=table
 case ${1-} in
-    backend-ops | archs)
+    losses | backend-ops | archs)
         mode=$1
         shift
         ;;
 esac
 options=() versions=(7 8)
-while (($#)) && [[ $mode == table ]]; do
+while (($#)) && [[ $mode == table || $mode == losses ]]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --real) options+=("$1") ;;
-        --only | --host)
+        --real | --only | --host | --losses | --seed)
+            case $mode$1 in
+                table--losses | table--seed | losses--real)
+                    echo "plugin.sh: $1 is no option of $mode" >&2
+                    usage >&2
+                    exit 2
+                    ;;
+                table--real) options+=("$1"); shift; continue ;;
+            esac
             (($# > 1)) || { echo "plugin.sh: $1 needs a value" >&2; usage >&2; exit 2; }
             if [[ $1 == --host ]]; then
                 [[ $2 == [78] ]] || { echo "plugin.sh: there is no host $2" >&2; usage >&2; exit 2; }
@@ -62,13 +71,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 built=$target/plugin
 mkdir -p "$built"
+[[ $mode == table || $mode == losses || ( ${1-} != -h && ${1-} != --help ) ]] || plugin=none # only prints its help
 python=$(scripts/venv.sh)
 export PYTHONDONTWRITEBYTECODE=1
 if [[ ! $plugin ]]; then
     cargo build --release --locked -p ggml-fanout
     plugin=$target/release/libggml_fanout.so
 fi
-if [[ $mode != table ]]; then
+if [[ $mode == backend-ops || $mode == archs ]]; then
     exec "$python" "tests/interop/test_${mode//-/_}.py" --plugin "$plugin" "$@"
 fi
 if [[ ! $server ]]; then
@@ -113,5 +123,6 @@ for version in "${versions[@]}"; do
     fi
 done
 cc -shared -fPIC tests/plugin/stub.c -o "$built/libstub.so"
-driver=$(scripts/emulate.sh printenv LD_LIBRARY_PATH)
-exec "$python" tests/plugin/table.py --plugin "$plugin" --server "$server" --built "$built" --driver "$driver" --models "$built" "${options[@]}"
+common=(--plugin "$plugin" --server "$server" --built "$built" --models "$built" "${options[@]}")
+[[ $mode == table ]] || exec "$python" tests/plugin/losses.py "${common[@]}"
+exec "$python" tests/plugin/table.py --driver "$(scripts/emulate.sh printenv LD_LIBRARY_PATH)" "${common[@]}"

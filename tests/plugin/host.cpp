@@ -17,7 +17,7 @@
 //     --flash on|off, --cache TYPE (f16, q8_0), --threads N (default 1)
 //     --serve        runs a command per line of stdin, and prints a line for each: tokens or ok, and `error CODE` after a failure
 //
-// Commands: `run` forgets the sequences, and evaluates the prompt and the tokens; `continue N` evaluates N greedy tokens more;
+// Commands: `run [N]` forgets the sequences, and evaluates the prompt (of N tokens) and the tokens; `continue N` evaluates N more;
 // `save` and `restore` move the state of the sequences to this process and back; `clear` clears all memory.
 //     --log          all of the host's log on stderr, not only warnings and the plug-in's lines
 #include "ggml-backend.h"
@@ -88,14 +88,14 @@ struct session {
     std::vector<std::vector<llama_token>> saved_tokens;
     FILE * logits = nullptr;
 
-    // Forgets the sequences, as llama-server does after an error, and sets the prompts.
-    void start() {
+    // Forgets the sequences, as llama-server does after an error, and sets prompts of `length` tokens.
+    void start(int length) {
         unsigned state = 1;
         tokens.assign(o.parallel, {});
         position = 0;
         for (int seq = 0; seq < o.parallel; seq++) {
             llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
-            for (int i = 0; i < o.prompt; i++) {
+            for (int i = 0; i < length; i++) {
                 state = state * 1664525u + 1013904223u;
                 tokens[seq].push_back((llama_token) ((state >> 8) % (unsigned) vocab));
             }
@@ -167,9 +167,9 @@ struct session {
     }
 
     // Evaluates the prompts and the tokens after them.
-    int evaluate() {
+    int evaluate(int prompt) {
         std::ifstream forced(o.force);
-        start();
+        start(prompt);
         for (int i = 0; i <= o.tokens; i++) {
             const int code = step(o.force.empty() ? nullptr : &forced);
             if (code != 0) {
@@ -190,7 +190,9 @@ struct session {
     void serve(const std::string & command) {
         bool done = true;
         if (command == "run") {
-            evaluate();
+            evaluate(o.prompt);
+        } else if (command.rfind("run ", 0) == 0) {
+            evaluate(std::stoi(command.substr(4)));
         } else if (command.rfind("continue ", 0) == 0) {
             for (int i = std::stoi(command.substr(9)); i > 0 && step(nullptr) == 0; i--) {
             }
@@ -270,7 +272,7 @@ static int run(const options & o) {
         }
     } else {
         all.logits = o.logits.empty() ? nullptr : fopen(o.logits.c_str(), "wb");
-        code = all.evaluate();
+        code = all.evaluate(o.prompt);
         printf("\n");
         if (all.logits) {
             fclose(all.logits);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lost servers under the plug-in: a host decodes on two servers, of which one is killed or stopped at seeded moments and comes back.
+"""Lost servers under the plug-in: a host decodes on two servers, of which one is killed, stopped or cut off at seeded moments.
 
 scripts/plugin.sh losses builds the programs and runs this file. The host takes commands (host.cpp, --serve). Each reply must be the
 tokens that the same commands give without losses, as far as it goes, and may end with an error; a continuation of a cache that was
@@ -21,9 +21,14 @@ from pathlib import Path
 
 from devices import Devices, Programs
 from clients import Model, tail  # of tests/interop: `devices` adds the folder to the path
+from relay import Relay
 from servers import Server, free_port, ours
 
 PROMPT, TOKENS, MORE = 32, 16, 40
+# Prompts of other lengths, which no host has evaluated before the loss: other shapes, of which the plug-in knows nothing yet.
+OTHER_PROMPTS = range(5, 30)
+# A connection that is cut is made again at once: between two calls of the same evaluation. A killed server takes longer.
+KINDS = ("cut", "cut", "kill", "cut", "cut", "kill", "cut", "stop")
 REPLY_S = 60.0  # a reply that takes longer is a host that hangs
 BACK_S = 30.0  # from the start of the server to the first right reply
 TIMEOUT_S = 3  # FANOUT_TIMEOUT: a stopped server counts as lost
@@ -132,39 +137,44 @@ class Host:
 
 
 class Pair:
-    """Two servers on fixed ports, each of which can be lost and come back."""
+    """Two servers on fixed ports behind relays, each of which can be lost and come back."""
 
     def __init__(self, programs: Programs):
         self._programs = programs
         self._ports = [free_port(), free_port()]
         self._servers: list[Server] = [self._start(0), self._start(1)]
+        self._relays = [Relay(f"127.0.0.1:{port}").__enter__() for port in self._ports]
 
     def _start(self, which: int) -> Server:
         options = ("--peer", "127.0.0.1:*")
         return ours(1, binary=self._programs.server, port=self._ports[which], options=options).__enter__()
 
     def devices(self) -> Devices:
-        endpoints = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        endpoints = ",".join(relay.endpoint for relay in self._relays)
         env = {"FANOUT_DEVICES": "none", "FANOUT_SERVERS": endpoints, "FANOUT_TIMEOUT": str(TIMEOUT_S)}
         return Devices(env, ("Fanout0", "Fanout1"), ("--split", "layer", "--tensor-split", "1,2"))
 
-    def kill(self, which: int) -> None:
-        self._servers[which].kill()
+    def lose(self, which: int, how: str) -> None:
+        if how == "cut":
+            for connection in self._relays[which].connections():
+                connection.end()
+        elif how == "stop":
+            self._servers[which].pause()
+        else:
+            self._servers[which].kill()
 
-    def start(self, which: int) -> None:
-        self._servers[which] = self._start(which)
-
-    def pause(self, which: int) -> None:
-        self._servers[which].pause()
-
-    def resume(self, which: int) -> None:
-        self._servers[which].resume()
+    def bring_back(self, which: int, how: str) -> None:
+        if how == "stop":
+            self._servers[which].resume()
+        elif how == "kill":
+            self._servers[which] = self._start(which)
 
     def __enter__(self) -> "Pair":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for server in self._servers:
+        for server, relay in zip(self._servers, self._relays, strict=True):
+            relay.__exit__(None, None, None)
             server.resume()
             server.kill()
 
@@ -183,108 +193,117 @@ class Counts:
 class Row:
     """A host with a model, and what it must reply."""
 
-    def __init__(self, pair: Pair, host: Host, chance: random.Random):
+    def __init__(self, pair: Pair, host: Host, reference: Host, chance: random.Random):
         self.pair, self.host, self.chance = pair, host, chance
         self.counts = Counts()
-        run = self.expect_success("run")
-        more = self.expect_success(f"continue {MORE}")
-        self.chain = run + more
+        self.others = {length: expect_success(reference, f"run {length}") for length in OTHER_PROMPTS}
+        self.chain = expect_success(host, "run")
+        self.chain += expect_success(host, f"continue {MORE}")
         self.at = 0  # how many tokens of the chain the host has printed since `run`
-        self.saved: tuple[int, bool] = (0, False)
+        self.saved: tuple[int, bool] | None = None  # as `at`, and whether what was saved was not lost
         self.lost = False  # the caches of a server, since the last right `run` or `restore`
 
-    def expect_success(self, command: str) -> list[int]:
-        reply = self.host.command(command)
-        if reply.failed:
-            raise Wrong(f"{command} failed before any loss")
-        return reply.tokens
-
-    def judge(self, command: str, reply: Reply) -> bool:
-        """Compares a reply with the chain. True if the command has succeeded."""
+    def judge(self, command: str, reply: Reply, want: list[int]) -> bool:
+        """Compares a reply with the tokens. True if the command has succeeded."""
         self.counts.history.append(f"{command}: {len(reply.tokens)} tokens{', error' if reply.failed else ''}")
-        start = 0 if command == "run" else self.at
-        if reply.tokens != self.chain[start : start + len(reply.tokens)]:
-            raise Wrong(f"other tokens: {reply.tokens}, not {self.chain[start : start + len(reply.tokens)]}")
-        self.at = start + len(reply.tokens)
+        if reply.tokens != want[: len(reply.tokens)]:
+            raise Wrong(f"other tokens: {reply.tokens}, not {want[: len(reply.tokens)]}")
         self.counts.errors += reply.failed
         self.counts.right += not reply.failed
         return not reply.failed
 
-    def act(self, command: str) -> bool:
-        """Runs a command. A command that needs what was lost must fail."""
-        if command.startswith("continue") and self.at + int(command.split()[1]) > len(self.chain):
-            return False
-        reply = self.host.command(command)
-        if command == "save":
-            self.counts.history.append("save")
-            self.saved = (self.at, not self.lost)
-            return True
-        if command == "restore":
-            self.counts.history.append(f"restore{', error' if reply.failed else ''}")
-            if not reply.failed:
-                self.at, self.lost = self.saved[0], not self.saved[1]
-            return not reply.failed
-        before = self.lost
-        done = self.judge(command, reply)
-        if command == "run" and done:
-            self.lost = False
-        elif before and reply.tokens:
-            raise Wrong(f"{command} has used a cache that was lost: {reply.tokens}")
+    def run(self, after_word=lambda count: None) -> bool:
+        self.host.send("run")
+        lost = self.lost
+        reply = self.host.reply(after_word)
+        done = self.judge("run", reply, self.chain)
+        self.at = len(reply.tokens)
+        # A loss while it ran has set the flag.
+        self.lost &= not (done and lost)
         return done
+
+    def run_other(self) -> None:
+        """A prompt of another length, which moves the host off the chain."""
+        length = self.chance.choice(OTHER_PROMPTS)
+        self.judge(f"run {length}", self.host.command(f"run {length}"), self.others[length])
+        self.at, self.lost = len(self.chain), True
+
+    def go_on(self, count: int) -> None:
+        """Tokens more, unless the host is off the chain or at its end. Without its caches that must fail."""
+        if self.at + count > len(self.chain):
+            return
+        lost, command = self.lost, f"continue {count}"
+        reply = self.host.command(command)
+        self.judge(command, reply, self.chain[self.at :])
+        self.at += len(reply.tokens)
+        if lost and reply.tokens:
+            raise Wrong(f"{command} has used a cache that was lost: {reply.tokens}")
+
+    def save(self) -> None:
+        """Keeps the state, unless the host is off the chain."""
+        if self.at < len(self.chain) and not self.host.command("save").failed:
+            self.saved = (self.at, not self.lost)
+            self.counts.history.append(f"save{', of what was lost' if self.lost else ''}")
+
+    def restore(self) -> None:
+        if self.saved:
+            failed = self.host.command("restore").failed
+            self.counts.history.append(f"restore{', error' if failed else ''}")
+            # A restore that has failed, or that a server was too far away for, leaves what is there unknown: go_on may fail.
+            self.at, self.lost = self.saved[0], self.lost or failed or not self.saved[1]
 
     def lose(self, which: int, how: str) -> None:
         self.counts.losses += 1
         self.lost = True
-        self.counts.history.append(f"{how} server {which}")
-        if how == "stop":
-            self.pair.pause(which)
-        else:
-            self.pair.kill(which)
+        self.counts.history.append(f"{how} {which}")
+        self.pair.lose(which, how)
 
-    def loss(self, stop: bool) -> None:
+    def loss(self, how: str) -> None:
         """A loss at a seeded moment, what the host does meanwhile, and the recovery."""
         chance, which = self.chance, self.chance.randrange(2)
-        how = "stop" if stop else "kill"
-        restored_before = chance.random() < 0.5
-        if restored_before:
-            self.act("run")
-            self.act("save")
+        if chance.random() < 0.5:
+            self.run()
+            self.save()
         moment = chance.choice(("prompt", "tokens", "between"))
         if moment == "between":
-            self.act("run")
+            self.run()
             self.lose(which, how)
         else:
-            # Before the first token the prompt is evaluated; later the loss comes with a token.
+            # The prompt takes some milliseconds. A later loss comes some moments after a token.
             at = 0 if moment == "prompt" else chance.randrange(1, TOKENS)
-            self.host.send("run")
+            pause = chance.random() * (0.03 if at == 0 else 0.004)
+            loss = threading.Timer(pause, lambda: self.lose(which, how))
             if at == 0:
-                threading.Event().wait(chance.random() * 0.02)
-                self.lose(which, how)
-            done = self.judge("run", self.host.reply(lambda count: self.lose(which, how) if count == at else None))
-            # The last tokens may have been on their way.
-            if done and moment == "prompt":
-                self.counts.history.append("the loss came too late")
-        # While the server is away, and while it comes back.
-        delay = chance.random()
-        back = threading.Timer(delay, lambda: self.pair.resume(which) if stop else self.pair.start(which))
-        if stop:
-            self.act(chance.choice(("continue 2", "run")))
+                loss.start()
+            self.run(lambda count: loss.start() if count == at else None)
+            if loss.ident is None:  # it has failed before that token
+                loss.start()
+            loss.join()
+        back = threading.Timer(chance.random(), lambda: self.pair.bring_back(which, how))
+        if how == "stop":
+            self.run()
         back.start()
-        for _ in range(chance.randrange(4)):
-            command = chance.choice(("continue 2", "run", "save", "restore"))
-            if command in ("save", "restore") and not (restored_before or self.saved[0]):
-                continue
-            self.act(command)
+        for _ in range(chance.randrange(5)):
+            chance.choice((lambda: self.go_on(2), self.run, self.run_other, self.save, self.restore))()
         back.join()
         begin = time.monotonic()
-        if restored_before and self.saved[1] and chance.random() < 0.7 and self.act("restore"):
-            self.act("continue 4")
-        while not self.act("run"):
+        while not self.run():
             if time.monotonic() - begin > BACK_S:
                 raise Wrong(f"the host fails {BACK_S:.0f} s after the server is back\n{self.host.log}")
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.02)
         self.counts.slowest_s = max(self.counts.slowest_s, time.monotonic() - begin)
-        self.act(f"continue {chance.randrange(1, 8)}")
+        self.go_on(chance.randrange(1, 8))
+        if self.saved and self.saved[1]:
+            # A state that was saved before the loss is good on the new memory.
+            self.restore()
+            self.go_on(4)
+
+
+def expect_success(host: Host, command: str) -> list[int]:
+    reply = host.command(command)
+    if reply.failed:
+        raise Wrong(f"{command} failed before any loss\n{host.log}")
+    return reply.tokens
 
 
 def row(programs: Programs, version: str, model: Model, options: tuple[str, ...], a: argparse.Namespace) -> bool:
@@ -298,13 +317,16 @@ def row(programs: Programs, version: str, model: Model, options: tuple[str, ...]
         devices = pair.devices()
         argv = [str(programs.hosts[version]), "run", str(model.ensure(programs.models)), "--serve", *options, *devices.options]
         argv += ["--device", ",".join(devices.names), "--prompt", str(PROMPT), "--tokens", str(TOKENS)]
-        with Host(argv, {**os.environ, **devices.env, "GGML_BACKEND_PATH": str(programs.plugin)}) as host:
+        # Without the variable, a host that aborts prints a backtrace between its tokens.
+        env = {**os.environ, **devices.env, "GGML_BACKEND_PATH": str(programs.plugin), "GGML_NO_BACKTRACE": "1"}
+        with Host(argv, env) as reference, Host(argv, env) as host:
             try:
-                test = Row(pair, host, chance)
+                test = Row(pair, host, reference, chance)
                 counts = test.counts
-                for loss in range(a.kills):
+                reference.close()
+                for loss in range(a.losses):
                     test.counts.history.clear()
-                    test.loss(stop=loss % 4 == 3)
+                    test.loss(KINDS[loss % len(KINDS)])
                 if (status := host.close()) != 0:
                     raise Wrong(f"the host ended with {status}\n{host.log}")
             except Wrong as e:
@@ -326,7 +348,7 @@ def main() -> None:
     p.add_argument("--models", type=Path, required=True, help="folder of the models")
     p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     p.add_argument("--host", choices=("7", "8"), help="only hosts of this version")
-    p.add_argument("--kills", type=int, default=4, metavar="N", help="losses of each row; each fourth is a stopped server")
+    p.add_argument("--losses", type=int, default=8, metavar="N", help="losses of each row")
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args()
     versions = [a.host] if a.host else ["7", "8"]
