@@ -21,7 +21,7 @@ pub(crate) struct Tested {
     pub(crate) types: u32,
 }
 
-const TESTED: &[Tested] = &[
+pub(crate) const TESTED: &[Tested] = &[
     Tested { version: "0.25.3", interface: Interface::V2, ops: 101, unary_ops: 22, gated_units: 7, types: 43 },
     Tested { version: "0.28.0", interface: Interface::V3, ops: 102, unary_ops: 22, gated_units: 7, types: 44 },
 ];

@@ -5,6 +5,8 @@
 //! them. `tests/plugin/layout.c` prints
 //! sizes and offsets of the headers of both, and a test compares them.
 
+#[cfg(test)]
+mod layout_tests;
 pub(crate) mod tables;
 pub(crate) mod v2;
 pub(crate) mod v3;
