@@ -98,7 +98,7 @@ unsafe extern "C" fn set_tensor(
     unsafe { set_tensor_2d(buffer, tensor, data, offset, size, 1, size, size) };
 }
 
-unsafe extern "C" fn set_tensor_2d(
+pub(crate) unsafe extern "C" fn set_tensor_2d(
     buffer: *mut Buffer,
     tensor: *mut Tensor,
     data: *const c_void,

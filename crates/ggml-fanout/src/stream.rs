@@ -2,6 +2,7 @@
 
 use crate::abi::{self, Backend, BackendTable, Event, Graph, STATUS_FAILED, STATUS_SUCCESS, Status, Tensor};
 use crate::buffer::{self, BufferState};
+use crate::buffer_calls;
 use crate::device::{Device, EventState, event_state};
 use crate::graph;
 use crate::guard::{guarded, lock};
@@ -277,6 +278,13 @@ unsafe extern "C" fn set_tensor_2d_async(
     }
     guarded((), || {
         let Some((state, start)) = located else { return stream.refuse("writing a tensor") };
+        if state.holds_weights() {
+            // SAFETY: the host's arguments are those of the synchronous call, which remembers weights.
+            return unsafe {
+                let buffer = (*tensor).owner();
+                buffer_calls::set_tensor_2d(buffer, tensor, data, offset, size, rows, stride_tensor, stride_data)
+            };
+        }
         for row in 0..rows {
             // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
             let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
