@@ -148,6 +148,10 @@ impl Device {
         }
     }
 
+    pub(crate) fn alignment(&self) -> usize {
+        self.alignment
+    }
+
     /// Whether the device is one of a server, which may be lost and come back.
     pub(crate) fn is_remote(&self) -> bool {
         self.server.is_some()

@@ -236,10 +236,15 @@ fn tested_version(version: &str, interface: Interface, assumed: Option<&str>) ->
         Some(_) => Err(format!("ggml {version} has another interface than {wanted}, which {AS_VERSION} names")),
         None => {
             let known = TESTED.iter().map(|tested| tested.version).collect::<Vec<_>>().join(" and ");
-            Err(format!(
-                "ggml {version} is not among the tested versions, {known}; {AS_VERSION}=VERSION treats it as one of them, \
-                 at your own risk"
-            ))
+            Err(match assumed {
+                Some(wanted) => {
+                    format!("{wanted}, which {AS_VERSION} names, is not among the tested versions, {known}")
+                }
+                None => format!(
+                    "ggml {version} is not among the tested versions, {known}; {AS_VERSION}=VERSION treats it as one of \
+                     them, at your own risk"
+                ),
+            })
         }
     }
 }

@@ -13,7 +13,7 @@
 //! Masks and indices are inputs of the graph, so they are in the device's memory before it runs, and are read from there. All
 //! this costs nothing while no bound memory has lost bytes.
 
-use crate::abi::Tensor;
+use crate::abi::{FLAG_COMPUTE, Tensor};
 use crate::buffer::BufferState;
 use crate::host;
 use crate::lost_ranges::LostRanges;
@@ -83,20 +83,23 @@ impl Follow<'_, '_> {
     fn node(&mut self, at: usize) -> Result<(), String> {
         let tensor = self.tensor(at);
         let Some((op, params)) = host::get().numbers.op(tensor.op, &tensor.op_params) else { return Ok(()) };
-        if op.is_view() || tensor.ne.contains(&0) {
+        if op.is_view() || tensor.ne.contains(&0) || tensor.flags & FLAG_COMPUTE == 0 {
             return Ok(());
         }
         let sources: Vec<Option<usize>> = tensor.src.iter().map(|&src| self.find(src, at)).collect();
         let source = |i: usize| sources.get(i).copied().flatten();
         // Lost scores reach the softmax that masks them by element-wise ops, and nothing else.
-        let scores = |source: &usize| self.lost_scores.get(&self.base(*source)).cloned();
-        let lost_scores = source(0).as_ref().and_then(scores);
         let elementwise =
             matches!(op, OpCode::SoftMax | OpCode::Scale | OpCode::Unary | OpCode::Add | OpCode::Mul | OpCode::Clamp);
-        if let Some(read) =
-            sources.iter().flatten().skip(usize::from(elementwise)).find(|source| scores(source).is_some())
-        {
-            return Err(self.needs(*read));
+        let mut lost_scores = None;
+        for (i, source) in sources.iter().enumerate().filter_map(|(i, source)| Some((i, (*source)?))) {
+            let shown = self.shown(source);
+            if let Some(lost) = self.lost_scores.get(&shown) {
+                if !elementwise || i != 0 || self.base(source) != shown {
+                    return Err(self.needs(source));
+                }
+                lost_scores = Some(lost.clone());
+            }
         }
         match op {
             OpCode::FlashAttnExt => {
@@ -143,12 +146,14 @@ impl Follow<'_, '_> {
             }
             OpCode::SetRows => {
                 let (Some(rows), Some(indices)) = (source(0), source(1)) else { return Ok(()) };
+                self.expect_valid([Some(indices)])?;
                 let rows_lost = !self.lost_runs(rows).is_empty();
                 let indices = self.integers(indices)?;
                 self.set_rows(at, rows, &indices, rows_lost);
             }
             OpCode::GetRows => {
                 let (Some(table), Some(indices)) = (source(0), source(1)) else { return Ok(()) };
+                self.expect_valid([Some(indices)])?;
                 let any = !self.lost_runs(table).is_empty();
                 self.write(at);
                 if any {
@@ -202,17 +207,31 @@ impl Follow<'_, '_> {
         self.index.get(&pointer).copied().filter(|&found| found != at)
     }
 
-    /// The tensor that a view shows, if the view has all its bytes.
+    /// The tensor that a view shows a part of.
+    fn shown(&self, at: usize) -> usize {
+        let mut shown = at;
+        while let Some(source) = self.viewed(shown) {
+            shown = source;
+        }
+        shown
+    }
+
+    /// The tensor that a view shows, as far as they start at the same byte.
     fn base(&self, at: usize) -> usize {
         let mut base = at;
-        while let (tensor, Some(source)) = (self.tensor(base), self.find(self.tensor(base).src[0], base)) {
-            let is_view = host::get().numbers.op(tensor.op, &tensor.op_params).is_some_and(|(op, _)| op.is_view());
-            if !is_view || tensor.data != self.tensor(source).data {
-                break;
-            }
+        while let Some(source) = self.viewed(base)
+            && self.tensor(source).data == self.tensor(base).data
+        {
             base = source;
         }
         base
+    }
+
+    /// The source of a view op.
+    fn viewed(&self, at: usize) -> Option<usize> {
+        let tensor = self.tensor(at);
+        let is_view = host::get().numbers.op(tensor.op, &tensor.op_params).is_some_and(|(op, _)| op.is_view());
+        if is_view { self.find(tensor.src[0], at) } else { None }
     }
 
     /// The buffer of a tensor in the graph, and its first byte; `None` for memory of no device.
@@ -291,6 +310,10 @@ impl Follow<'_, '_> {
     fn masked(&mut self, mask: Option<usize>, queries: i64) -> Result<Option<Positions>, String> {
         let Some(mask) = mask.map(|mask| self.input(mask)) else { return Ok(None) };
         let Some(desc) = self.desc(mask) else { return Ok(None) };
+        // A mask that the graph computes is not known before it has run.
+        if mask < self.graph.readers.len() || !self.lost_runs(mask).is_empty() {
+            return Ok(None);
+        }
         let (ne, nb) = (desc.ne(), desc.nb());
         let bytes = self.bytes(mask, &desc)?;
         let is_masked = |at: usize| match desc.dtype() {
