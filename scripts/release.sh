@@ -6,8 +6,8 @@ usage() {
     cat <<'TEXT'
 Usage: scripts/release.sh [--image] [TARGET...]
 
-Builds rpc-server and generate, stripped, and packs them with the manual, the completions of shells and the licences into
-target/release-dist/dist/fanout-VERSION-TARGET.tar.gz; SHA256SUMS beside the archives has their checksums. Each program is checked
+Builds rpc-server and generate, stripped, and for glibc the plug-in libggml-fanout.so, and packs them with the manual, the
+completions of shells and the licences into target/release-dist/dist/fanout-VERSION-TARGET.tar.gz; SHA256SUMS beside the archives has their checksums. Each program is checked
 and run, on an emulated processor if need be.
 
   TARGET: default all
@@ -100,7 +100,10 @@ build() { # TARGET
             select+=(--config 'profile.release.lto="fat"' --config profile.release.codegen-units=1)
             select+=(--config 'profile.release.package."*".opt-level="s"' --config profile.release.package.blake3.opt-level=3)
             ;;
-        *-gnu) triple=$1.$glibc ;;
+        *-gnu)
+            triple=$1.$glibc
+            select+=(-p ggml-fanout --lib)
+            ;;
     esac
     CARGO_TARGET_DIR=$folder/build cargo zigbuild --release --locked --config profile.release.strip=true --target "$triple" "${select[@]}"
 }
@@ -139,13 +142,18 @@ check_static() { # PROGRAM
 }
 
 check() { # TARGET FOLDER
-    local program devices
+    local program devices exported
     for program in rpc-server generate; do
         case $1 in
             *-gnu) check_glibc "$2/$program" ;;
             *-musl) check_static "$2/$program" ;;
         esac
     done
+    if [[ $1 == *-gnu ]]; then
+        check_glibc "$2/libggml-fanout.so"
+        exported=$(objdump -T "$2/libggml-fanout.so" | awk '$NF ~ /^ggml_/ { print $NF }' | sort | tr '\n' ' ')
+        [[ $exported == 'ggml_backend_init ggml_backend_score ' ]] || die "libggml-fanout.so exports $exported"
+    fi
     if ! find_runner "$1"; then
         skip "running the programs of $1: no emulator for it here (Debian: qemu-user, libc6-arm64-cross)"
         return
@@ -167,6 +175,7 @@ pack() { # TARGET
     rm -rf "${folder:?}/$name"
     mkdir -p "$folder/$name/manual" "$folder/$name/docs"
     cp "$from/rpc-server" "$from/generate" README.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$folder/$name"
+    [[ $1 != *-gnu ]] || cp "$from/libggml_fanout.so" "$folder/$name/libggml-fanout.so"
     # README refers to them.
     cp -r docs/*.md docs/*.svg docs/deploy "$folder/$name/docs"
     check "$1" "$folder/$name"

@@ -51,6 +51,8 @@ struct Lost {
     ranges: LostRanges,
     /// Graphs that have run since then, by an address that identifies them.
     ran: HashSet<usize>,
+    /// Counts the losses. What was submitted before a loss writes nothing.
+    epoch: u64,
 }
 
 impl BufferState {
@@ -142,7 +144,10 @@ impl BufferState {
 
     /// Remembers an upload of weights.
     pub(crate) fn remember(&self, position: u64, weight: Weight) {
-        lock(&self.weights).insert(position, weight);
+        let mut weights = lock(&self.weights);
+        let end = position + weight.bytes;
+        weights.retain(|&start, known| start < position || start + known.bytes > end);
+        weights.insert(position, weight);
     }
 
     /// The weights, for loading them again.
@@ -157,10 +162,14 @@ impl BufferState {
         if let Some(reason) = restored.missing {
             _ = self.broken.set(format!("{reason}; the model must be loaded again"));
         }
-        let has_weights = !lock(&self.weights).is_empty();
-        if !has_weights {
-            ANY_LOST.store(true, Ordering::Relaxed);
-            *lock(&self.lost) = Lost { ranges: LostRanges::all(self.bytes), ran: HashSet::new() };
+        ANY_LOST.store(true, Ordering::Relaxed);
+        let mut lost = lock(&self.lost);
+        *lost = Lost { ranges: LostRanges::all(self.bytes), ran: HashSet::new(), epoch: lost.epoch + 1 };
+        for (at, range) in restored.filled.iter().enumerate() {
+            // The bytes up to the next weight are padding, if they are too few for another tensor.
+            let next = restored.filled.get(at + 1).map_or(self.bytes, |next| next.start);
+            let is_padding = next.saturating_sub(range.end) < self.device.alignment() as u64;
+            lost.ranges.remove(range.start..if is_padding { next.max(range.end) } else { range.end });
         }
     }
 
@@ -176,17 +185,28 @@ impl BufferState {
     ///
     /// The host writes the inputs of each run, and computed memory is not used beyond one run of its graphs. So once a graph has
     /// run twice, all computed memory is of runs after the loss, and what was never written is not used.
-    pub(crate) fn set_lost(&self, ranges: LostRanges, graph: usize) {
+    pub(crate) fn set_lost(&self, epoch: u64, ranges: LostRanges, graph: usize) {
         let mut lost = lock(&self.lost);
+        if lost.epoch != epoch {
+            return;
+        }
         lost.ranges = ranges;
         if !lost.ran.insert(graph) && self.usage.load(Ordering::Relaxed) == USAGE_COMPUTE {
-            *lost = Lost::default();
+            (lost.ranges, lost.ran) = (LostRanges::default(), HashSet::new());
         }
     }
 
-    /// A range of the memory is written.
-    pub(crate) fn is_written(&self, range: Range<u64>) {
-        lock(&self.lost).ranges.remove(range);
+    /// How many losses there were: read before work is submitted.
+    pub(crate) fn epoch(&self) -> u64 {
+        lock(&self.lost).epoch
+    }
+
+    /// A range of the memory is written, by work that was submitted in an epoch.
+    pub(crate) fn is_written(&self, epoch: u64, range: Range<u64>) {
+        let mut lost = lock(&self.lost);
+        if lost.epoch == epoch {
+            lost.ranges.remove(range);
+        }
     }
 
     /// A write of a range has failed, or what was written there was lost.
@@ -204,28 +224,31 @@ impl BufferState {
     pub(crate) fn fail_write(&self, what: &str, range: Range<u64>, error: &DeviceError) {
         let reason = self.device.describe_failure(what, error);
         let lost_with_server = self.device.is_remote() && matches!(error, DeviceError::ConnectionLost { .. });
-        match (lost_with_server, self.holds_weights()) {
-            (true, true) => {}
-            (true, false) => self.is_lost(range),
-            (false, _) => _ = self.broken.set(format!("{reason}; the model must be loaded again")),
+        if lost_with_server {
+            self.is_lost(range);
+        } else {
+            _ = self.broken.set(format!("{reason}; the model must be loaded again"));
         }
         self.device.failures.log(reason);
     }
 }
 
-/// Writes bytes by `upload`. Bytes that were lost when the host read them are zeros, and lost again.
+/// Writes bytes of a tensor by `upload`. Bytes that were lost when the host read them are zeros, and lost again.
 pub(crate) fn write(
     state: &BufferState,
+    tensor: &Tensor,
     range: Range<u64>,
     bytes: &[u8],
     upload: impl FnOnce(Region, &[u8]) -> Result<(), DeviceError>,
 ) -> Result<(), DeviceError> {
     state.changes();
+    let epoch = state.epoch();
     let region = state.memory().subregion(range.start, bytes.len() as u64)?;
     if !ANY_LOST.load(Ordering::Relaxed) {
         return upload(region, bytes);
     }
-    let lost = lost_runs(bytes);
+    let float = host::get().numbers.dtype(tensor.dtype).filter(|dtype| dtype.is_float());
+    let lost = lost_runs(bytes, float.map(|dtype| dtype.block_bytes()));
     if lost.is_empty() {
         upload(region, bytes)?;
     } else {
@@ -233,22 +256,29 @@ pub(crate) fn write(
         lost.iter().for_each(|run| zeroed[run.clone()].fill(0));
         upload(region, &zeroed)?;
     }
-    state.is_written(range.clone());
+    state.is_written(epoch, range.clone());
     lost.into_iter().for_each(|run| state.is_lost(range.start + run.start as u64..range.start + run.end as u64));
     Ok(())
 }
 
-/// Runs of bytes that a failed or lost read has delivered.
-fn lost_runs(bytes: &[u8]) -> Vec<Range<usize>> {
+/// Runs of bytes that a failed or lost read has delivered. In a tensor of floats of `element` bytes one element is enough: no
+/// valid cache has a NaN of these bits.
+fn lost_runs(bytes: &[u8], element: Option<usize>) -> Vec<Range<usize>> {
+    let shortest = element.unwrap_or(LOST_RUN);
     let mut runs = Vec::new();
     let mut start = 0;
     while let Some(first) = bytes[start..].iter().position(|&byte| byte == FAILED_BYTE) {
-        let first = start + first;
-        let len = bytes[first..].iter().take_while(|&&byte| byte == FAILED_BYTE).count();
-        if len >= LOST_RUN || len == bytes.len() {
-            runs.push(first..first + len);
+        let mut first = start + first;
+        let end = first + bytes[first..].iter().take_while(|&&byte| byte == FAILED_BYTE).count();
+        start = end;
+        let whole = first == 0 && end == bytes.len();
+        let mut last = end;
+        if let Some(element) = element {
+            (first, last) = (first.next_multiple_of(element), end - end % element);
         }
-        start = first + len;
+        if whole || (first < last && last - first >= shortest) {
+            runs.push(first..last);
+        }
     }
     runs
 }
@@ -259,19 +289,18 @@ pub(crate) fn mark_failed(bytes: &mut [u8]) {
     bytes.fill(FAILED_BYTE);
 }
 
-/// Marks the lost parts of memory that was read from `position` on.
-pub(crate) fn mark_lost(state: &BufferState, position: u64, bytes: &mut [u8]) {
+/// The lost parts of `bytes` bytes of memory from `position` on, relative to it.
+pub(crate) fn lost_parts(state: &BufferState, position: u64, bytes: usize) -> Vec<Range<usize>> {
     if !ANY_LOST.load(Ordering::Relaxed) {
-        return;
+        return Vec::new();
     }
     let lost = lock(&state.lost);
-    for part in lost.ranges.within(&(position..position + bytes.len() as u64)) {
-        bytes[(part.start - position) as usize..(part.end - position) as usize].fill(FAILED_BYTE);
-    }
+    let parts = lost.ranges.within(&(position..position + bytes as u64));
+    parts.map(|part| (part.start - position) as usize..(part.end - position) as usize).collect()
 }
 
-/// After a copy between buffers: what was lost of the source is lost of the copy.
-pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst: &Tensor) {
+/// After a copy between buffers, which was submitted in `epoch` of the target: what was lost of the source is lost of the copy.
+pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst: &Tensor, epoch: u64) {
     if !ANY_LOST.load(Ordering::Relaxed) {
         return;
     }
@@ -279,7 +308,7 @@ pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst:
     let bytes = unsafe { host::get().tensor_bytes(src) } as u64;
     let (source, target) = (from.position(src, 0), to.position(dst, 0));
     let lost = from.lost();
-    to.is_written(target..target + bytes);
+    to.is_written(epoch, target..target + bytes);
     for part in lost.within(&(source..source + bytes)) {
         to.is_lost(part.start - source + target..part.end - source + target);
     }
@@ -304,12 +333,13 @@ mod tests {
     #[test]
     fn runs_of_failed_bytes_are_lost() {
         let mut bytes = [0u8; 64];
-        assert!(lost_runs(&bytes).is_empty());
+        assert!(lost_runs(&bytes, None).is_empty());
         bytes[3..3 + LOST_RUN].fill(FAILED_BYTE);
         bytes[40..40 + LOST_RUN - 1].fill(FAILED_BYTE);
-        let one = lost_runs(&bytes);
-        assert!(one.len() == 1 && one[0] == (3..3 + LOST_RUN), "a shorter run may be data: {one:?}");
-        let all = lost_runs(&[FAILED_BYTE; 4]);
-        assert!(all.len() == 1 && all[0] == (0..4), "all of a short write");
+        let runs = |element| lost_runs(&bytes, element).into_iter().map(|run| (run.start, run.end)).collect::<Vec<_>>();
+        assert_eq!(runs(None), [(3, 19)], "a shorter run may be data");
+        assert_eq!(runs(Some(4)), [(4, 16), (40, 52)], "whole elements");
+        let all = lost_runs(&[FAILED_BYTE; 5], Some(2));
+        assert!(all.len() == 1 && all[0].start == 0, "all of a short write");
     }
 }

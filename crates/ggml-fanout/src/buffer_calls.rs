@@ -2,7 +2,7 @@
 
 use crate::abi::tables::BufferCallbacks;
 use crate::abi::{Buffer, Tensor};
-use crate::buffer::{BufferState, copy_lost, copy_regions, mark_failed, mark_lost, write};
+use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, write};
 use crate::guard::{guarded, lock};
 use crate::host;
 use crate::support;
@@ -80,9 +80,10 @@ unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
 
 fn fill(state: &BufferState, range: Range<u64>, value: u8) {
     state.changes();
+    let epoch = state.epoch();
     let region = state.memory().subregion(range.start, range.end - range.start);
     match region.and_then(|region| state.device.transfer(|queue| queue.fill(region, value))) {
-        Ok(()) => state.is_written(range),
+        Ok(()) => state.is_written(epoch, range),
         Err(error) => state.fail_write("filling memory", range, &error),
     }
 }
@@ -98,7 +99,7 @@ unsafe extern "C" fn set_tensor(
     unsafe { set_tensor_2d(buffer, tensor, data, offset, size, 1, size, size) };
 }
 
-unsafe extern "C" fn set_tensor_2d(
+pub(crate) unsafe extern "C" fn set_tensor_2d(
     buffer: *mut Buffer,
     tensor: *mut Tensor,
     data: *const c_void,
@@ -123,7 +124,7 @@ unsafe extern "C" fn set_tensor_2d(
             let range = start..start + size as u64;
             let written = match state.holds_weights() {
                 true => write_weight(state, tensor, &name, range.clone(), bytes),
-                false => write(state, range.clone(), bytes, |region, bytes| {
+                false => write(state, tensor, range.clone(), bytes, |region, bytes| {
                     state.device.transfer(|queue| queue.upload(region, None, UploadSource::Borrowed(bytes)))
                 }),
             };
@@ -216,7 +217,7 @@ fn read(state: &BufferState, mut reads: Vec<(u64, &mut [u8])>) {
         Ok(results) => {
             for ((position, bytes), result) in reads.iter_mut().zip(results) {
                 bytes.copy_from_slice(&result);
-                mark_lost(state, *position, bytes);
+                lost_parts(state, *position, bytes.len()).into_iter().for_each(|part| mark_failed(&mut bytes[part]));
             }
         }
         Err(error) => {
@@ -233,11 +234,12 @@ unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *
         // SAFETY: the host keeps the source's buffer during the call.
         let Some(from) = (unsafe { BufferState::of_any(src.owner()) }) else { return false };
         state.changes();
+        let epoch = state.epoch();
         let copied = copy_between(from, src, state, dst).and_then(|copied| match copied {
             None => Ok(false),
             // The host may change the source as soon as the call returns.
             Some(done) => done.wait(None).map(|()| {
-                copy_lost(from, src, state, dst);
+                copy_lost(from, src, state, dst, epoch);
                 true
             }),
         });

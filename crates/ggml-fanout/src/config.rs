@@ -13,6 +13,7 @@ const FILE: &str = "FANOUT_CONFIG";
 const SETTINGS: &[(&str, &str)] = &[
     ("devices", "devices of this machine, as rpc-server's --device takes them: all GPUs by default, or none"),
     ("servers", "servers, as host:port or host:port/DEVICE, separated by commas"),
+    ("names", "names of the devices in the host, separated by commas: Fanout0, Fanout1 and so on by default"),
     ("key", "file with the secret key that is proved to servers"),
     ("server_keys", "public keys of servers, separated by commas; connections then use TLS"),
     ("cert", "file with the certificate that is proved to servers, of the key"),
@@ -28,6 +29,8 @@ pub(crate) struct Config {
     /// The list of devices of this machine; `None` for all GPUs.
     pub(crate) devices: Option<String>,
     pub(crate) servers: Vec<String>,
+    /// Names of the first devices in the host.
+    pub(crate) names: Vec<String>,
     /// A folder with model files, for weights of a lost server.
     pub(crate) models: Option<PathBuf>,
     pub(crate) options: Options,
@@ -56,6 +59,7 @@ impl Config {
         Ok(Config {
             devices: value("devices"),
             servers: list("servers").unwrap_or_default(),
+            names: list("names").unwrap_or_default(),
             models: value("models").map(PathBuf::from),
             options: with_client(options, &value, list("server_keys").unwrap_or_default())?,
         })

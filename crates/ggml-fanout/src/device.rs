@@ -51,7 +51,9 @@ struct Transfers {
     /// Of the link that `queue` belongs to.
     generation: u64,
     queue: Option<Box<dyn Queue>>,
-    /// The point after the last transfer.
+    /// Whether there were transfers after `last`.
+    marked: bool,
+    /// A point after transfers.
     last: Option<TimelinePoint>,
 }
 
@@ -62,9 +64,9 @@ struct BufferTypeObject<T> {
 }
 
 impl Device {
-    /// The device with number `number`, for the registry `registry`.
+    /// The device that the host names `name`, for the registry `registry`.
     pub(crate) fn new(
-        number: usize,
+        name: String,
         fanout: Arc<dyn FanoutDevice>,
         server: Option<&'static Server>,
         registry: *mut abi::Registry,
@@ -72,7 +74,7 @@ impl Device {
         let text = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
         let memory = fanout.memory().unwrap_or(MemoryInfo { free: 0, total: 0 });
         let device = Box::leak(Box::new(Device {
-            name: text(format!("Fanout{number}")),
+            name: text(name),
             description: text(fanout.info().description.clone()),
             alignment: fanout.info().alignment as usize,
             max_buffer: fanout.info().max_buffer,
@@ -146,6 +148,10 @@ impl Device {
         }
     }
 
+    pub(crate) fn alignment(&self) -> usize {
+        self.alignment
+    }
+
     /// Whether the device is one of a server, which may be lost and come back.
     pub(crate) fn is_remote(&self) -> bool {
         self.server.is_some()
@@ -205,13 +211,9 @@ impl Device {
             Some(queue) => Ok(queue),
             closed => fanout.queue(&self.budget).map(|queue| closed.insert(queue)),
         };
-        let done = opened.and_then(|queue| {
-            let done = submit(&mut **queue)?;
-            Ok((done, queue.mark()))
-        });
-        match done {
-            Ok((done, point)) => {
-                transfers.last = Some(point);
+        match opened.and_then(|queue| submit(&mut **queue)) {
+            Ok(done) => {
+                transfers.marked = false;
                 Ok(done)
             }
             Err(error) => {
@@ -232,11 +234,15 @@ impl Device {
         self.notice(generation, error);
     }
 
-    /// The point after the last transfer, unless it is reached. Streams wait for it before they use memory.
+    /// A point after all transfers. Streams wait for it before they use memory; `None` if there were none.
     pub(crate) fn last_transfer(&self) -> Option<TimelinePoint> {
-        let mut transfers = lock(&self.transfers);
-        if transfers.last.as_ref().is_some_and(|last| last.poll() == Ok(true)) {
-            transfers.last = None;
+        let mut guard = lock(&self.transfers);
+        let transfers = &mut *guard;
+        if !transfers.marked
+            && let Some(queue) = &mut transfers.queue
+        {
+            transfers.last = Some(queue.mark());
+            transfers.marked = true;
         }
         transfers.last.clone()
     }

@@ -21,7 +21,7 @@ pub(crate) struct Tested {
     pub(crate) types: u32,
 }
 
-const TESTED: &[Tested] = &[
+pub(crate) const TESTED: &[Tested] = &[
     Tested { version: "0.25.3", interface: Interface::V2, ops: 101, unary_ops: 22, gated_units: 7, types: 43 },
     Tested { version: "0.28.0", interface: Interface::V3, ops: 102, unary_ops: 22, gated_units: 7, types: 44 },
 ];
@@ -236,10 +236,15 @@ fn tested_version(version: &str, interface: Interface, assumed: Option<&str>) ->
         Some(_) => Err(format!("ggml {version} has another interface than {wanted}, which {AS_VERSION} names")),
         None => {
             let known = TESTED.iter().map(|tested| tested.version).collect::<Vec<_>>().join(" and ");
-            Err(format!(
-                "ggml {version} is not among the tested versions, {known}; {AS_VERSION}=VERSION treats it as one of them, \
-                 at your own risk"
-            ))
+            Err(match assumed {
+                Some(wanted) => {
+                    format!("{wanted}, which {AS_VERSION} names, is not among the tested versions, {known}")
+                }
+                None => format!(
+                    "ggml {version} is not among the tested versions, {known}; {AS_VERSION}=VERSION treats it as one of \
+                     them, at your own risk"
+                ),
+            })
         }
     }
 }

@@ -20,7 +20,7 @@ impl LostRanges {
 
     /// Whether any byte of the range is lost.
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
-        self.first_after(range.start).is_some_and(|lost| lost.start < range.end)
+        !range.is_empty() && self.first_after(range.start).is_some_and(|lost| lost.start < range.end)
     }
 
     /// The lost parts of a range.

@@ -33,7 +33,7 @@ pub(crate) fn own() -> *mut Registry {
             Config { devices: Some(NO_DEVICES.to_owned()), ..Config::default() }
         });
         let registry = new(c"Fanout", OWN_TABLE);
-        fill(registry, open_local(&config), None);
+        fill(registry, open_local(&config), None, &config.names);
         #[cfg(feature = "client")]
         for server in &config.servers {
             fill_from_server(registry, server, &config);
@@ -97,7 +97,7 @@ fn fill_from_server(registry: *mut Registry, name: &str, config: &Config) {
     let mut options = config.options.clone();
     options = without_retry(options);
     let server = Server::new(name, &options, config.models.clone());
-    server.set_devices(fill(registry, opened, Some(server)));
+    server.set_devices(fill(registry, opened, Some(server), &config.names));
 }
 
 /// The options of one attempt to connect.
@@ -123,11 +123,13 @@ fn fill(
     registry: *mut Registry,
     opened: Vec<Arc<dyn FanoutDevice>>,
     server: Option<&'static Server>,
+    names: &[String],
 ) -> Vec<&'static Device> {
     let mut all = lock(&DEVICES);
     let first = all.len();
     for device in opened {
-        let device = Device::new(all.len(), device, server, registry);
+        let name = names.get(all.len()).cloned().unwrap_or_else(|| format!("Fanout{}", all.len()));
+        let device = Device::new(name, device, server, registry);
         all.push(device);
         // SAFETY: the registry was made by `new`, and no other thread has it.
         unsafe { (*(*registry).context.cast::<DeviceList>()).devices.push(device) };

@@ -13,6 +13,7 @@ use crate::weights::Weight;
 use fanout::device::{Device as FanoutDevice, DeviceError, LoadOutcome, Queue, Region, TensorDigest, UploadSource};
 use fanout::registry::Options;
 use fanout::tensor::ByteRuns;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -117,8 +118,9 @@ impl Server {
     ) -> Result<RestoredBuffer, DeviceError> {
         let memory = fanout.alloc(buffer.bytes(), &device.budget)?.whole();
         let mut queue = fanout.queue(&device.budget)?;
-        let mut missing = None;
+        let (mut missing, mut filled) = (None, Vec::new());
         for (position, weight) in buffer.weights() {
+            filled.push(position..position + weight.bytes);
             let region = memory.subregion(position, weight.bytes)?;
             if load_from_disk(&mut *queue, &region, &weight)? {
                 continue;
@@ -131,7 +133,7 @@ impl Server {
             }
         }
         queue.mark().wait(None)?;
-        Ok(RestoredBuffer { memory, missing })
+        Ok(RestoredBuffer { memory, filled, missing })
     }
 }
 
@@ -176,6 +178,8 @@ pub(crate) struct Restored {
 
 pub(crate) struct RestoredBuffer {
     pub(crate) memory: Region,
+    /// What weights were loaded to, in order.
+    pub(crate) filled: Vec<Range<u64>>,
     /// Why a weight could not be loaded again.
     pub(crate) missing: Option<String>,
 }

@@ -2,6 +2,7 @@
 
 use crate::abi::{self, Backend, BackendTable, Event, Graph, STATUS_FAILED, STATUS_SUCCESS, Status, Tensor};
 use crate::buffer::{self, BufferState};
+use crate::buffer_calls;
 use crate::device::{Device, EventState, event_state};
 use crate::graph;
 use crate::guard::{guarded, lock};
@@ -11,6 +12,7 @@ use crate::program_cache::PreparedGraph;
 use crate::validity;
 use fanout::device::{CopyOutcome, DeviceError, PendingRead, Queue, TimelinePoint, UploadSource};
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// A stream of the plug-in.
@@ -37,6 +39,8 @@ struct Read {
     result: PendingRead,
     to: *mut u8,
     bytes: usize,
+    /// What of it was lost before.
+    lost: Vec<Range<usize>>,
 }
 
 // SAFETY: the host keeps the destination of a read until it has synchronised the stream, on whatever thread.
@@ -132,11 +136,14 @@ impl Stream {
         if let Err(error) = finished {
             self.fail(&mut work, "work on the device", &error);
         }
-        for Read { result, to, bytes } in reads {
+        for Read { result, to, bytes, lost } in reads {
             // SAFETY: the host keeps the destination until this call returns.
             let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
             match result.wait(None) {
-                Ok(result) => to.copy_from_slice(&result),
+                Ok(result) => {
+                    to.copy_from_slice(&result);
+                    lost.into_iter().for_each(|part| buffer::mark_failed(&mut to[part]));
+                }
                 Err(error) => {
                     buffer::mark_failed(to);
                     self.fail(&mut work, "reading a tensor", &error);
@@ -160,6 +167,7 @@ impl Stream {
         if let Some(failure) = work.failure.take() {
             return Err(failure);
         }
+        let epochs: Vec<u64> = states.iter().map(|state| state.epoch()).collect();
         let lost = match states.iter().any(|state| state.has_lost()) {
             true => Some(self.follow(work, graph, &states)?),
             false => None,
@@ -178,8 +186,8 @@ impl Stream {
         for (&(at, offset, _), bytes) in graph.outputs.iter().zip(results) {
             lock(&states[at].outputs).keep(offset, bytes);
         }
-        for (state, ranges) in states.iter().zip(lost.into_iter().flatten()) {
-            state.set_lost(ranges, graph.tensors.as_ptr() as usize);
+        for ((state, epoch), ranges) in states.iter().zip(epochs).zip(lost.into_iter().flatten()) {
+            state.set_lost(epoch, ranges, graph.tensors.as_ptr() as usize);
         }
         self.device.failures.clear();
         Ok(())
@@ -275,15 +283,24 @@ unsafe extern "C" fn set_tensor_2d_async(
     if size == 0 {
         return;
     }
+    // SAFETY: as above.
+    let target = unsafe { &*tensor };
     guarded((), || {
         let Some((state, start)) = located else { return stream.refuse("writing a tensor") };
+        if state.holds_weights() {
+            // SAFETY: the host's arguments are those of the synchronous call, which remembers weights.
+            return unsafe {
+                let buffer = (*tensor).owner();
+                buffer_calls::set_tensor_2d(buffer, tensor, data, offset, size, rows, stride_tensor, stride_data)
+            };
+        }
         for row in 0..rows {
             // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
             let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
             let start = start + (row * stride_tensor) as u64;
             let range = start..start + size as u64;
             let mut work = lock(&stream.work);
-            let written = buffer::write(state, range.clone(), bytes, |region, bytes| {
+            let written = buffer::write(state, target, range.clone(), bytes, |region, bytes| {
                 work.open(stream.device)?.upload(region, None, UploadSource::Borrowed(bytes))
             });
             if let Err(error) = written {
@@ -336,7 +353,10 @@ unsafe extern "C" fn get_tensor_2d_async(
             let submitted = stream
                 .submit("reading a tensor", |queue| queue.download(state.memory().subregion(position, size as u64)?));
             match submitted {
-                Some(result) => lock(&stream.work).reads.push(Read { result, to: bytes.as_mut_ptr(), bytes: size }),
+                Some(result) => {
+                    let lost = buffer::lost_parts(state, position, size);
+                    lock(&stream.work).reads.push(Read { result, to: bytes.as_mut_ptr(), bytes: size, lost });
+                }
                 None => buffer::mark_failed(bytes),
             }
         }
@@ -360,6 +380,7 @@ unsafe extern "C" fn copy_tensor_async(
         let (src, dst) = unsafe { (&*src, &*dst) };
         let Ok((from_region, to_region, _)) = buffer::copy_regions(from, src, to, dst) else { return false };
         to.changes();
+        let epoch = to.epoch();
         let after = source.mark();
         let copied = target.submit("copying a tensor", |queue| {
             match queue.copy_from(from_region, to_region, after.as_ref())? {
@@ -373,7 +394,7 @@ unsafe extern "C" fn copy_tensor_async(
                 if !std::ptr::eq(source, target) {
                     _ = source.submit("waiting for a copy", |queue| queue.wait(&done));
                 }
-                buffer::copy_lost(from, src, to, dst);
+                buffer::copy_lost(from, src, to, dst, epoch);
                 true
             }
             Some(None) => false,

@@ -13,7 +13,7 @@
 //! Masks and indices are inputs of the graph, so they are in the device's memory before it runs, and are read from there. All
 //! this costs nothing while no bound memory has lost bytes.
 
-use crate::abi::Tensor;
+use crate::abi::{FLAG_COMPUTE, Tensor};
 use crate::buffer::BufferState;
 use crate::host;
 use crate::lost_ranges::LostRanges;
@@ -23,6 +23,7 @@ use fanout::ops::OpCode;
 use fanout::tensor::{DType, TensorDesc};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Reads bytes of a tensor's memory: buffer, first byte, number of bytes.
 pub(crate) type ReadMemory<'a> = dyn FnMut(&BufferState, u64, u64) -> Result<Vec<u8>, String> + 'a;
@@ -35,7 +36,16 @@ pub(crate) fn follow(
 ) -> Result<Vec<LostRanges>, String> {
     let index = graph.tensors.iter().enumerate().map(|(at, (pointer, _))| (*pointer, at)).collect();
     let lost = states.iter().map(|state| state.lost()).collect();
-    let mut follow = Follow { graph, states, index, lost, lost_scores: HashMap::new(), unread: HashMap::new(), read };
+    let mut follow = Follow {
+        graph,
+        states,
+        index,
+        lost,
+        lost_scores: HashMap::new(),
+        unread: HashMap::new(),
+        inputs: HashMap::new(),
+        read,
+    };
     for at in 0..graph.readers.len() {
         follow.node(at)?;
     }
@@ -56,6 +66,8 @@ struct Follow<'a, 'r> {
     lost_scores: HashMap<usize, Positions>,
     /// Probabilities of attention: positions that are zero for every query.
     unread: HashMap<usize, Positions>,
+    /// Inputs that were read: masks and indices.
+    inputs: HashMap<usize, Rc<[u8]>>,
     read: &'a mut ReadMemory<'r>,
 }
 
@@ -71,17 +83,31 @@ impl Follow<'_, '_> {
     fn node(&mut self, at: usize) -> Result<(), String> {
         let tensor = self.tensor(at);
         let Some((op, params)) = host::get().numbers.op(tensor.op, &tensor.op_params) else { return Ok(()) };
-        if op.is_view() || tensor.ne.contains(&0) {
+        if op.is_view() || tensor.ne.contains(&0) || tensor.flags & FLAG_COMPUTE == 0 {
             return Ok(());
         }
         let sources: Vec<Option<usize>> = tensor.src.iter().map(|&src| self.find(src, at)).collect();
         let source = |i: usize| sources.get(i).copied().flatten();
+        // Lost scores reach the softmax that masks them by element-wise ops, and nothing else.
+        let elementwise =
+            matches!(op, OpCode::SoftMax | OpCode::Scale | OpCode::Unary | OpCode::Add | OpCode::Mul | OpCode::Clamp);
+        let mut lost_scores = None;
+        for (i, source) in sources.iter().enumerate().filter_map(|(i, source)| Some((i, (*source)?))) {
+            let shown = self.shown(source);
+            if let Some(lost) = self.lost_scores.get(&shown) {
+                if !elementwise || i != 0 || self.base(source) != shown {
+                    return Err(self.needs(source));
+                }
+                lost_scores = Some(lost.clone());
+            }
+        }
         match op {
             OpCode::FlashAttnExt => {
-                let unread = self.masked(source(3))?;
-                for i in [1, 2] {
-                    if let Some(kv) = source(i) {
-                        let lost = self.lost_positions(kv, 1);
+                let queries = source(0).map_or(0, |queries| self.tensor(queries).ne[1]);
+                for kv in [source(1), source(2)].into_iter().flatten() {
+                    let lost = self.lost_positions(kv, 1);
+                    if lost.iter().flatten().any(|&lost| lost) {
+                        let unread = self.masked(source(3), queries)?;
                         self.expect_unread(kv, &lost, unread.as_ref())?;
                     }
                 }
@@ -108,10 +134,8 @@ impl Follow<'_, '_> {
                 self.write(at);
             }
             OpCode::SoftMax => {
-                let unread = self.masked(source(1))?;
-                if let Some(scores) = source(0)
-                    && let Some(lost) = self.lost_scores.get(&self.base(scores)).cloned()
-                {
+                let unread = self.masked(source(1), tensor.ne[1])?;
+                if let (Some(scores), Some(lost)) = (source(0), lost_scores) {
                     self.expect_unread(scores, &lost, unread.as_ref())?;
                 }
                 self.expect_valid(sources.iter().copied())?;
@@ -122,12 +146,14 @@ impl Follow<'_, '_> {
             }
             OpCode::SetRows => {
                 let (Some(rows), Some(indices)) = (source(0), source(1)) else { return Ok(()) };
+                self.expect_valid([Some(indices)])?;
                 let rows_lost = !self.lost_runs(rows).is_empty();
                 let indices = self.integers(indices)?;
                 self.set_rows(at, rows, &indices, rows_lost);
             }
             OpCode::GetRows => {
                 let (Some(table), Some(indices)) = (source(0), source(1)) else { return Ok(()) };
+                self.expect_valid([Some(indices)])?;
                 let any = !self.lost_runs(table).is_empty();
                 self.write(at);
                 if any {
@@ -160,19 +186,12 @@ impl Follow<'_, '_> {
             OpCode::Scale | OpCode::Unary | OpCode::Add | OpCode::Mul | OpCode::Clamp => {
                 self.expect_valid(sources.iter().copied())?;
                 self.write(at);
-                let scores = source(0).and_then(|scores| self.lost_scores.get(&self.base(scores)).cloned());
-                if let Some(scores) = scores {
+                if let Some(scores) = lost_scores {
                     self.lost_scores.insert(at, scores);
                 }
-                return Ok(());
             }
             _ => {
                 self.expect_valid(sources.iter().copied())?;
-                if let Some(scores) =
-                    sources.iter().flatten().find(|&&source| self.lost_scores.contains_key(&self.base(source)))
-                {
-                    return Err(self.needs(*scores));
-                }
                 self.write(at);
             }
         }
@@ -188,17 +207,31 @@ impl Follow<'_, '_> {
         self.index.get(&pointer).copied().filter(|&found| found != at)
     }
 
-    /// The tensor that a view shows, if the view has all its bytes.
+    /// The tensor that a view shows a part of.
+    fn shown(&self, at: usize) -> usize {
+        let mut shown = at;
+        while let Some(source) = self.viewed(shown) {
+            shown = source;
+        }
+        shown
+    }
+
+    /// The tensor that a view shows, as far as they start at the same byte.
     fn base(&self, at: usize) -> usize {
         let mut base = at;
-        while let (tensor, Some(source)) = (self.tensor(base), self.find(self.tensor(base).src[0], base)) {
-            let is_view = host::get().numbers.op(tensor.op, &tensor.op_params).is_some_and(|(op, _)| op.is_view());
-            if !is_view || tensor.data != self.tensor(source).data {
-                break;
-            }
+        while let Some(source) = self.viewed(base)
+            && self.tensor(source).data == self.tensor(base).data
+        {
             base = source;
         }
         base
+    }
+
+    /// The source of a view op.
+    fn viewed(&self, at: usize) -> Option<usize> {
+        let tensor = self.tensor(at);
+        let is_view = host::get().numbers.op(tensor.op, &tensor.op_params).is_some_and(|(op, _)| op.is_view());
+        if is_view { self.find(tensor.src[0], at) } else { None }
     }
 
     /// The buffer of a tensor in the graph, and its first byte; `None` for memory of no device.
@@ -273,12 +306,14 @@ impl Follow<'_, '_> {
         lost
     }
 
-    /// By stream and position: whether the mask is -inf for every query. `None` without a mask.
-    fn masked(&mut self, mask: Option<usize>) -> Result<Option<Positions>, String> {
-        let Some(mask) = mask else { return Ok(None) };
-        let mask = self.input(mask);
-        let any_lost = self.lost.iter().any(|lost| !lost.is_empty());
-        let (Some(desc), true) = (self.desc(mask), any_lost) else { return Ok(None) };
+    /// By stream and position: whether the mask is -inf for each of the first `queries`. `None` without a mask.
+    fn masked(&mut self, mask: Option<usize>, queries: i64) -> Result<Option<Positions>, String> {
+        let Some(mask) = mask.map(|mask| self.input(mask)) else { return Ok(None) };
+        let Some(desc) = self.desc(mask) else { return Ok(None) };
+        // A mask that the graph computes is not known before it has run.
+        if mask < self.graph.readers.len() || !self.lost_runs(mask).is_empty() {
+            return Ok(None);
+        }
         let (ne, nb) = (desc.ne(), desc.nb());
         let bytes = self.bytes(mask, &desc)?;
         let is_masked = |at: usize| match desc.dtype() {
@@ -288,7 +323,7 @@ impl Follow<'_, '_> {
         let mut masked = vec![vec![true; ne[0]]; ne[3]];
         for (i3, positions) in masked.iter_mut().enumerate() {
             for i2 in 0..ne[2] {
-                for i1 in 0..ne[1] {
+                for i1 in 0..ne[1].min(queries as usize) {
                     let row = i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
                     for (i0, position) in positions.iter_mut().enumerate() {
                         *position &= is_masked(row + i0 * nb[0]);
@@ -339,9 +374,18 @@ impl Follow<'_, '_> {
         input
     }
 
-    fn bytes(&mut self, at: usize, desc: &TensorDesc) -> Result<Vec<u8>, String> {
+    fn bytes(&mut self, at: usize, desc: &TensorDesc) -> Result<Rc<[u8]>, String> {
+        if let Some(known) = self.inputs.get(&at) {
+            return Ok(Rc::clone(known));
+        }
         let (buffer, start) = self.place(at).ok_or("an input without memory on the device")?;
-        (self.read)(self.states[buffer], start, desc.extent() as u64)
+        let range = start..start + desc.extent() as u64;
+        if at < self.graph.readers.len() || self.lost[buffer].overlaps(&range) {
+            return Err(self.needs(at));
+        }
+        let bytes: Rc<[u8]> = (self.read)(self.states[buffer], start, desc.extent() as u64)?.into();
+        self.inputs.insert(at, Rc::clone(&bytes));
+        Ok(bytes)
     }
 
     /// Fails if a lost position may be read.

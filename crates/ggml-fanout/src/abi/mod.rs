@@ -5,6 +5,8 @@
 //! them. `tests/plugin/layout.c` prints
 //! sizes and offsets of the headers of both, and a test compares them.
 
+#[cfg(test)]
+mod layout_tests;
 pub(crate) mod tables;
 pub(crate) mod v2;
 pub(crate) mod v3;
@@ -30,6 +32,8 @@ pub(crate) const DEVICE_TYPE_GPU: c_int = 1;
 
 /// `ggml_tensor.flags`: an output of the graph, which the host reads after the run.
 pub(crate) const FLAG_OUTPUT: i32 = 2;
+/// `ggml_tensor.flags`: the node is to be computed.
+pub(crate) const FLAG_COMPUTE: i32 = 16;
 
 /// `struct ggml_tensor`, up to `data`. Hosts may choose the length of the name that follows, so nothing reads beyond.
 #[repr(C)]

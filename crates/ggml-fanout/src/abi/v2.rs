@@ -10,12 +10,12 @@ pub(crate) const VERSION: i32 = 2;
 /// `struct ggml_backend_buffer_type_i`.
 #[repr(C)]
 pub(crate) struct BufferTypeTable {
-    get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char,
-    alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
-    get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
-    get_max_size: unsafe extern "C" fn(*mut BufferType) -> usize,
-    get_alloc_size: unsafe extern "C" fn(*mut BufferType, *const Tensor) -> usize,
-    is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
+    pub(super) get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char,
+    pub(super) alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
+    pub(super) get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
+    pub(super) get_max_size: unsafe extern "C" fn(*mut BufferType) -> usize,
+    pub(super) get_alloc_size: unsafe extern "C" fn(*mut BufferType, *const Tensor) -> usize,
+    pub(super) is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
 }
 
 impl From<BufferTypeCallbacks> for BufferTypeTable {
@@ -29,17 +29,19 @@ impl From<BufferTypeCallbacks> for BufferTypeTable {
 /// `struct ggml_backend_buffer_i`.
 #[repr(C)]
 pub(crate) struct BufferTable {
-    free_buffer: unsafe extern "C" fn(*mut Buffer),
-    get_base: unsafe extern "C" fn(*mut Buffer) -> *mut c_void,
-    init_tensor: Option<InitTensor>,
-    memset_tensor: unsafe extern "C" fn(*mut Buffer, *mut Tensor, u8, usize, usize),
-    set_tensor: unsafe extern "C" fn(*mut Buffer, *mut Tensor, *const c_void, usize, usize),
-    get_tensor: unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut c_void, usize, usize),
-    set_tensor_2d: unsafe extern "C" fn(*mut Buffer, *mut Tensor, *const c_void, usize, usize, usize, usize, usize),
-    get_tensor_2d: unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut c_void, usize, usize, usize, usize, usize),
-    copy_tensor: unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut Tensor) -> bool,
-    clear: unsafe extern "C" fn(*mut Buffer, u8),
-    reset: Option<unsafe extern "C" fn(*mut Buffer)>,
+    pub(super) free_buffer: unsafe extern "C" fn(*mut Buffer),
+    pub(super) get_base: unsafe extern "C" fn(*mut Buffer) -> *mut c_void,
+    pub(super) init_tensor: Option<InitTensor>,
+    pub(super) memset_tensor: unsafe extern "C" fn(*mut Buffer, *mut Tensor, u8, usize, usize),
+    pub(super) set_tensor: unsafe extern "C" fn(*mut Buffer, *mut Tensor, *const c_void, usize, usize),
+    pub(super) get_tensor: unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut c_void, usize, usize),
+    pub(super) set_tensor_2d:
+        unsafe extern "C" fn(*mut Buffer, *mut Tensor, *const c_void, usize, usize, usize, usize, usize),
+    pub(super) get_tensor_2d:
+        unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut c_void, usize, usize, usize, usize, usize),
+    pub(super) copy_tensor: unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut Tensor) -> bool,
+    pub(super) clear: unsafe extern "C" fn(*mut Buffer, u8),
+    pub(super) reset: Option<unsafe extern "C" fn(*mut Buffer)>,
 }
 
 impl From<BufferCallbacks> for BufferTable {

@@ -11,14 +11,14 @@ pub(crate) const VERSION: i32 = 3;
 /// `struct ggml_backend_buffer_type_i`.
 #[repr(C)]
 pub(crate) struct BufferTypeTable {
-    get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char,
-    alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
-    alloc_buffer_for: Option<unsafe extern "C" fn(*mut BufferType, *mut *mut Tensor, c_int) -> *mut Buffer>,
-    get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
-    get_max_size: unsafe extern "C" fn(*mut BufferType) -> usize,
-    get_alloc_size: unsafe extern "C" fn(*mut BufferType, *const Tensor) -> usize,
-    get_alloc_size_of: Option<unsafe extern "C" fn(*mut BufferType, *mut *mut Tensor, c_int) -> usize>,
-    is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
+    pub(super) get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char,
+    pub(super) alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
+    pub(super) alloc_buffer_for: Option<unsafe extern "C" fn(*mut BufferType, *mut *mut Tensor, c_int) -> *mut Buffer>,
+    pub(super) get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
+    pub(super) get_max_size: unsafe extern "C" fn(*mut BufferType) -> usize,
+    pub(super) get_alloc_size: unsafe extern "C" fn(*mut BufferType, *const Tensor) -> usize,
+    pub(super) get_alloc_size_of: Option<unsafe extern "C" fn(*mut BufferType, *mut *mut Tensor, c_int) -> usize>,
+    pub(super) is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
 }
 
 impl From<BufferTypeCallbacks> for BufferTypeTable {
@@ -42,10 +42,10 @@ impl From<BufferTypeCallbacks> for BufferTypeTable {
 /// `struct ggml_backend_buffer_i`: that of version 2, and three callbacks more.
 #[repr(C)]
 pub(crate) struct BufferTable {
-    version_2: v2::BufferTable,
-    set_tensors: SetTensors,
-    get_tensors: GetTensors,
-    copy_tensors: CopyTensors,
+    pub(super) version_2: v2::BufferTable,
+    pub(super) set_tensors: SetTensors,
+    pub(super) get_tensors: GetTensors,
+    pub(super) copy_tensors: CopyTensors,
 }
 
 impl From<BufferCallbacks> for BufferTable {
