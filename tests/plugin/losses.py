@@ -232,7 +232,8 @@ class Row:
         """Tokens more, unless the host is off the chain or at its end. Without its caches that must fail."""
         if self.at + count > len(self.chain):
             return
-        lost, command = self.lost, f"continue {count}"
+        # A prompt that has failed is all that is evaluated, so it needs no cache.
+        lost, command = self.lost and self.at > 0, f"continue {count}"
         reply = self.host.command(command)
         self.judge(command, reply, self.chain[self.at :])
         self.at += len(reply.tokens)
