@@ -165,6 +165,11 @@ impl Device {
         }
     }
 
+    /// Whether the device is one of a server that does not answer.
+    pub(crate) fn is_away(&self) -> bool {
+        self.is_remote() && self.ask_memory().is_err()
+    }
+
     /// The server is lost: all uses of the device fail until it is back.
     pub(crate) fn set_lost(&self, error: &DeviceError) {
         self.link.write().unwrap_or_else(PoisonError::into_inner).lost.get_or_insert_with(|| error.clone());
@@ -247,11 +252,13 @@ impl Device {
         transfers.last.clone()
     }
 
+    fn ask_memory(&self) -> Result<MemoryInfo, DeviceError> {
+        let (fanout, generation) = self.fanout()?;
+        fanout.memory().inspect_err(|error| self.notice(generation, error))
+    }
+
     fn memory(&self) -> MemoryInfo {
-        let asked = self
-            .fanout()
-            .and_then(|(fanout, generation)| fanout.memory().inspect_err(|error| self.notice(generation, error)));
-        match asked {
+        match self.ask_memory() {
             Ok(memory) => *lock(&self.memory) = memory,
             Err(error) => self.failures.log(format!("{}: {error}", self.label())),
         }

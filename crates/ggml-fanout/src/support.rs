@@ -74,11 +74,12 @@ impl SupportCache {
             return known;
         }
         let support = decide(device, node, &sources);
-        let answer = Answer { runs: support.runs(), offloads: support == Support::Offload };
-        // A server that is lost has not answered.
-        if device.fanout().is_err() {
-            return answer;
+        // What a lost server refuses, it has not decided. The host would run the node itself, on weights that it cannot read, or end
+        // the process. So the answer is yes, and the graph fails.
+        if !support.runs() && device.is_away() {
+            return Answer { runs: true, offloads: false };
         }
+        let answer = Answer { runs: support.runs(), offloads: support == Support::Offload };
         let mut answers = lock(&self.0);
         if answers.len() >= MAX_ANSWERS {
             answers.clear();
@@ -110,8 +111,7 @@ fn decide(device: &Device, node: &Tensor, sources: &[Option<&Tensor>]) -> Suppor
     match op.check(&view) {
         Ok(()) => match device.fanout() {
             Ok((fanout, _)) => fanout.support(view),
-            // The host would else run the node itself, on weights that it cannot read. The graph fails instead.
-            Err(_) => Support::Yes,
+            Err(error) => no(code, &error.to_string()),
         },
         Err(error) => no(code, &error.to_string()),
     }
