@@ -2,6 +2,7 @@
 //! one queue; streams wait for its last transfer.
 
 use crate::abi::{Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
+use crate::buffer_calls;
 use crate::device::Device;
 use crate::guard::lock;
 use crate::host;
@@ -16,12 +17,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-/// What a read of memory delivers that has failed or was lost, in each byte: NaN in every float type, and -1 in integers. A run of
-/// [`LOST_RUN`] such bytes that the host writes back, such as a saved state of a sequence, is lost again.
+/// What a read of memory delivers that has failed or was lost, in each byte: NaN in every float type, and -1 in integers. An element
+/// or block of such bytes that the host writes back, such as a saved state of a sequence, is lost again.
 const FAILED_BYTE: u8 = 0xff;
-
-/// The shortest run of [`FAILED_BYTE`] that counts as lost, in bytes. No valid cache has so many NaNs.
-const LOST_RUN: usize = 16;
 
 /// Whether any memory was lost in this process, or any read failed. Until then no write is searched for lost bytes.
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
@@ -49,8 +47,8 @@ pub(crate) struct BufferState {
 #[derive(Default)]
 struct Lost {
     ranges: LostRanges,
-    /// Graphs that have run since then, by an address that identifies them.
-    ran: HashSet<usize>,
+    /// Graphs that have run since then, by their numbers.
+    ran: HashSet<u64>,
     /// Counts the losses. What was submitted before a loss writes nothing.
     epoch: u64,
 }
@@ -74,7 +72,11 @@ impl BufferState {
             broken: OnceLock::new(),
         });
         device.add_buffer(&state);
-        Ok(state)
+        // A server that came back in between does not know the buffer.
+        match device.fanout()? {
+            (_, now) if now == generation => Ok(state),
+            _ => Err(DeviceError::Ended),
+        }
     }
 
     /// The buffer of an object of the host's; `None` for buffers of others, and for empty ones, which have no memory.
@@ -85,21 +87,19 @@ impl BufferState {
         if buffer.is_null() {
             return None;
         }
-        // SAFETY: the caller passes a valid buffer.
-        let fields = unsafe { host::get().buffer_fields(buffer) };
-        if !crate::registry::is_own(fields.buffer_type) {
-            return None;
+        // SAFETY: the caller passes a valid buffer. Those with the plug-in's callbacks have its contexts.
+        unsafe {
+            let own = host::get().free_callback(buffer) == buffer_calls::free_buffer as *const () as usize;
+            if own { BufferState::of_fields(host::get().buffer_fields(buffer)) } else { None }
         }
-        // SAFETY: the buffer is of one of the plug-in's types.
-        unsafe { BufferState::of_fields(fields) }
     }
 
     /// The buffer of an object's fields; `None` for an empty one.
     ///
     /// # Safety
-    /// The object is of one of the plug-in's buffer types, and is not freed while the result is used.
+    /// The object has the plug-in's callbacks, and is not freed while the result is used.
     pub(crate) unsafe fn of_fields<'a>(fields: &BufferTail) -> Option<&'a BufferState> {
-        // SAFETY: the context of buffers of the plug-in's types is their state, or null.
+        // SAFETY: the context of the plug-in's buffers is their state.
         let state = unsafe { fields.context.cast::<BufferState>().as_ref() }?;
         state.usage.store(fields.usage, Ordering::Relaxed);
         Some(state)
@@ -131,6 +131,18 @@ impl BufferState {
     /// Before memory changes: forgets copies of outputs.
     pub(crate) fn changes(&self) {
         lock(&self.outputs).clear();
+    }
+
+    /// The host reads results of a graph that are no outputs: from now on graphs deliver them, too.
+    pub(crate) fn is_read_by_host(&self) {
+        if self.is_computed() {
+            self.device.host_reads.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the memory is that of one run of a graph.
+    pub(crate) fn is_computed(&self) -> bool {
+        self.usage.load(Ordering::Relaxed) == USAGE_COMPUTE
     }
 
     /// Why the memory is not what the host wrote, if so.
@@ -165,9 +177,14 @@ impl BufferState {
         ANY_LOST.store(true, Ordering::Relaxed);
         let mut lost = lock(&self.lost);
         *lost = Lost { ranges: LostRanges::all(self.bytes), ran: HashSet::new(), epoch: lost.epoch + 1 };
-        for (at, range) in restored.filled.iter().enumerate() {
+        let weights = lock(&self.weights);
+        for (at, (range, digest)) in restored.filled.iter().enumerate() {
+            // A weight that the host has replaced meanwhile stays lost.
+            if weights.get(&range.start).is_none_or(|weight| weight.digest != *digest) {
+                continue;
+            }
             // The bytes up to the next weight are padding, if they are too few for another tensor.
-            let next = restored.filled.get(at + 1).map_or(self.bytes, |next| next.start);
+            let next = restored.filled.get(at + 1).map_or(self.bytes, |(next, _)| next.start);
             let is_padding = next.saturating_sub(range.end) < self.device.alignment() as u64;
             lost.ranges.remove(range.start..if is_padding { next.max(range.end) } else { range.end });
         }
@@ -181,17 +198,17 @@ impl BufferState {
         lock(&self.lost).ranges.clone()
     }
 
-    /// A graph has run, after which `ranges` are lost. `graph` identifies it.
+    /// A graph has run, after which `ranges` are lost. `graph` is its number.
     ///
     /// The host writes the inputs of each run, and computed memory is not used beyond one run of its graphs. So once a graph has
     /// run twice, all computed memory is of runs after the loss, and what was never written is not used.
-    pub(crate) fn set_lost(&self, epoch: u64, ranges: LostRanges, graph: usize) {
+    pub(crate) fn set_lost(&self, epoch: u64, ranges: LostRanges, graph: u64) {
         let mut lost = lock(&self.lost);
         if lost.epoch != epoch {
             return;
         }
         lost.ranges = ranges;
-        if !lost.ran.insert(graph) && self.usage.load(Ordering::Relaxed) == USAGE_COMPUTE {
+        if !lost.ran.insert(graph) && self.is_computed() {
             (lost.ranges, lost.ran) = (LostRanges::default(), HashSet::new());
         }
     }
@@ -215,16 +232,26 @@ impl BufferState {
         lock(&self.lost).ranges.insert(range);
     }
 
-    pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
-        self.device.close_transfers(error);
-        self.device.failures.log(self.device.describe_failure(what, error));
+    /// A queue has failed with work that may not have run.
+    pub(crate) fn lose_pending(&self, error: &DeviceError) {
+        if self.holds_weights() && !self.device.is_remote() {
+            _ = self.broken.set(format!("{error}; the model must be loaded again"));
+        } else {
+            self.is_lost(0..self.bytes);
+        }
     }
 
-    /// A write of a range has failed. What a lost server did not get counts as lost; its weights are loaded again.
+    pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
+        self.device.close_transfers(error);
+        let reason = self.device.describe_failure(what, error);
+        self.device.latch(reason.clone());
+        self.device.failures.log(reason);
+    }
+
+    /// A write of a range has failed. What a server did not get counts as lost, and weights are loaded again when it is back.
     pub(crate) fn fail_write(&self, what: &str, range: Range<u64>, error: &DeviceError) {
         let reason = self.device.describe_failure(what, error);
-        let lost_with_server = self.device.is_remote() && matches!(error, DeviceError::ConnectionLost { .. });
-        if lost_with_server {
+        if self.device.is_remote() {
             self.is_lost(range);
         } else {
             _ = self.broken.set(format!("{reason}; the model must be loaded again"));
@@ -247,8 +274,10 @@ pub(crate) fn write(
     if !ANY_LOST.load(Ordering::Relaxed) {
         return upload(region, bytes);
     }
-    let float = host::get().numbers.dtype(tensor.dtype).filter(|dtype| dtype.is_float());
-    let lost = lost_runs(bytes, float.map(|dtype| dtype.block_bytes()));
+    // Integers are no content of caches, and may be -1.
+    let dtype = host::get().numbers.dtype(tensor.dtype).filter(|dtype| dtype.is_float() || dtype.block_len() > 1);
+    let from = range.start.wrapping_sub(state.position(tensor, 0)) as usize;
+    let lost = dtype.map_or_else(Vec::new, |dtype| lost_runs(bytes, from, dtype.block_bytes()));
     if lost.is_empty() {
         upload(region, bytes)?;
     } else {
@@ -261,24 +290,20 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Runs of bytes that a failed or lost read has delivered. In a tensor of floats of `element` bytes one element is enough: no
-/// valid cache has a NaN of these bits.
-fn lost_runs(bytes: &[u8], element: Option<usize>) -> Vec<Range<usize>> {
-    let shortest = element.unwrap_or(LOST_RUN);
-    let mut runs = Vec::new();
-    let mut start = 0;
-    while let Some(first) = bytes[start..].iter().position(|&byte| byte == FAILED_BYTE) {
-        let mut first = start + first;
-        let end = first + bytes[first..].iter().take_while(|&&byte| byte == FAILED_BYTE).count();
+/// Runs of elements or blocks of `element` bytes that a failed or lost read has delivered. `from` is the position of the first byte
+/// in its tensor. No valid element or block has only ones: a float is NaN then, and so is the scale of a block.
+fn lost_runs(bytes: &[u8], from: usize, element: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut start = from.next_multiple_of(element) - from;
+    while let Some(block) = bytes.get(start..start + element) {
+        let end = start + element;
+        if block.iter().all(|&byte| byte == FAILED_BYTE) {
+            match runs.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => runs.push(start..end),
+            }
+        }
         start = end;
-        let whole = first == 0 && end == bytes.len();
-        let mut last = end;
-        if let Some(element) = element {
-            (first, last) = (first.next_multiple_of(element), end - end % element);
-        }
-        if whole || (first < last && last - first >= shortest) {
-            runs.push(first..last);
-        }
     }
     runs
 }
@@ -331,15 +356,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_of_failed_bytes_are_lost() {
+    fn elements_of_failed_bytes_are_lost() {
         let mut bytes = [0u8; 64];
-        assert!(lost_runs(&bytes, None).is_empty());
-        bytes[3..3 + LOST_RUN].fill(FAILED_BYTE);
-        bytes[40..40 + LOST_RUN - 1].fill(FAILED_BYTE);
-        let runs = |element| lost_runs(&bytes, element).into_iter().map(|run| (run.start, run.end)).collect::<Vec<_>>();
-        assert_eq!(runs(None), [(3, 19)], "a shorter run may be data");
-        assert_eq!(runs(Some(4)), [(4, 16), (40, 52)], "whole elements");
-        let all = lost_runs(&[FAILED_BYTE; 5], Some(2));
-        assert!(all.len() == 1 && all[0].start == 0, "all of a short write");
+        assert!(lost_runs(&bytes, 0, 2).is_empty());
+        bytes[3..19].fill(FAILED_BYTE);
+        bytes[40..55].fill(FAILED_BYTE);
+        let runs = |from, element| {
+            lost_runs(&bytes, from, element).into_iter().map(|run| (run.start, run.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(runs(0, 4), [(4, 16), (40, 52)], "whole elements");
+        assert_eq!(runs(1, 4), [(3, 19), (43, 55)], "elements start before the bytes");
+        assert!(runs(0, 34).is_empty(), "a block of q8_0 with codes of -1 is data");
     }
 }

@@ -7,7 +7,7 @@ use crate::guard::{guarded, lock};
 use crate::host;
 use crate::support;
 use crate::weights::Weight;
-use fanout::device::{CopyOutcome, DeviceError, Queue, TimelinePoint, UploadSource};
+use fanout::device::{CopyOutcome, DeviceError, TimelinePoint, UploadSource};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const CALLBACKS: BufferCallbacks = BufferCallbacks {
     copy_tensors,
 };
 
-unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
+pub(crate) unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
     // SAFETY: the host frees a buffer of the plug-in once.
     let state = unsafe { Arc::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
     guarded((), || {
@@ -147,19 +147,23 @@ fn write_weight(
     // All of a tensor may be repacked by the device.
     let starts = state.position(tensor, 0) == range.start;
     let desc = support::describe(tensor).filter(|desc| starts && desc.extent() == bytes.len());
-    let region = state.memory().subregion(range.start, bytes.len() as u64)?;
+    let region = || state.memory().subregion(range.start, bytes.len() as u64);
     if !state.device.is_remote() {
-        let upload = |queue: &mut dyn Queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes));
-        return state.device.transfer(upload);
+        let region = region()?;
+        return state.device.transfer(|queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes)));
     }
     let weight = Weight::new(bytes, desc, name.to_owned());
+    let epoch = state.epoch();
     state.remember(range.start, weight.clone());
     state.device.transfer(|queue| {
+        let region = region()?;
         if state.device.disk.has(queue, &region, &weight)? {
             return Ok(());
         }
         queue.upload(region, weight.whole.as_ref(), UploadSource::Borrowed(bytes))
-    })
+    })?;
+    state.is_written(epoch, range);
+    Ok(())
 }
 
 unsafe extern "C" fn get_tensor(
@@ -204,6 +208,7 @@ fn read(state: &BufferState, mut reads: Vec<(u64, &mut [u8])>) {
     if reads.is_empty() {
         return;
     }
+    state.is_read_by_host();
     let download = || {
         let memory = state.memory();
         let regions = reads

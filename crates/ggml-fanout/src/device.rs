@@ -12,6 +12,7 @@ use crate::stream;
 use crate::support::{self, SupportCache};
 use fanout::device::{Device as FanoutDevice, DeviceError, DeviceInfo, MemoryBudget, MemoryInfo, Queue, TimelinePoint};
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 /// A device of the plug-in. It lives as long as the process.
@@ -31,6 +32,10 @@ pub(crate) struct Device {
     support: SupportCache,
     pub(crate) disk: DiskLoads,
     pub(crate) failures: Failures,
+    /// A failure that no call could report yet. The next graph on the device fails with it.
+    latched: Mutex<Option<String>>,
+    /// Whether the host reads results of graphs that are no outputs.
+    pub(crate) host_reads: AtomicBool,
     /// The last known state of the memory.
     memory: Mutex<MemoryInfo>,
     object: OnceLock<Shared<abi::Device>>,
@@ -87,6 +92,8 @@ impl Device {
             support: SupportCache::default(),
             disk: DiskLoads::default(),
             failures: Failures::default(),
+            latched: Mutex::default(),
+            host_reads: AtomicBool::new(false),
             memory: Mutex::new(memory),
             object: OnceLock::new(),
             buffer_type: OnceLock::new(),
@@ -199,7 +206,9 @@ impl Device {
     }
 
     pub(crate) fn add_buffer(&self, buffer: &Arc<BufferState>) {
-        lock(&self.buffers).push(Arc::downgrade(buffer));
+        let mut buffers = lock(&self.buffers);
+        buffers.retain(|buffer| buffer.strong_count() > 0);
+        buffers.push(Arc::downgrade(buffer));
     }
 
     /// Runs a transfer on the queue of transfers. After a failure the next transfer opens another queue.
@@ -221,21 +230,49 @@ impl Device {
                 transfers.marked = false;
                 Ok(done)
             }
+            // A mistake does not stick to the queue.
+            Err(error @ (DeviceError::Misuse(_) | DeviceError::Source(_))) => Err(error),
             Err(error) => {
                 *transfers = Transfers::default();
                 drop(transfers);
+                self.lose_pending(&error);
                 self.notice(generation, &error);
                 Err(error)
             }
         }
     }
 
+    /// Keeps a failure for the next graph.
+    pub(crate) fn latch(&self, reason: String) {
+        lock(&self.latched).get_or_insert(reason);
+    }
+
+    /// The failure that was kept, if any.
+    pub(crate) fn take_latched(&self) -> Option<String> {
+        lock(&self.latched).take()
+    }
+
+    /// A queue of the device has failed: what was submitted to it may not have run, so computed memory counts as lost, and
+    /// weights are gone. That of a server is treated so when the server is back.
+    pub(crate) fn lose_pending(&self, error: &DeviceError) {
+        if matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_) | DeviceError::ConnectionLost { .. }) {
+            return;
+        }
+        for buffer in self.live_buffers() {
+            buffer.lose_pending(error);
+        }
+    }
+
     /// Closes the queue of transfers, after a wait for one of them has failed.
     pub(crate) fn close_transfers(&self, error: &DeviceError) {
+        if matches!(error, DeviceError::Misuse(_)) {
+            return;
+        }
         let mut transfers = lock(&self.transfers);
         let generation = transfers.generation;
         *transfers = Transfers::default();
         drop(transfers);
+        self.lose_pending(error);
         self.notice(generation, error);
     }
 

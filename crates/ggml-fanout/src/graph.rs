@@ -4,12 +4,13 @@ use crate::abi::{Buffer, FLAG_OUTPUT, MAX_SRC, Tensor};
 use crate::buffer::BufferState;
 use crate::device::Device;
 use crate::host;
-use crate::program_cache::PreparedGraph;
+use crate::program_cache::{Output, PreparedGraph};
 use fanout::graph::SlotOffset;
 use fanout::graph::validate::{self, OpSet, UntrustedTensor};
 use fanout::ops::OpCode;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Prepares the graph of these nodes for a device. `readers` counts the readers of each in the host's whole graph.
 ///
@@ -35,22 +36,25 @@ pub(crate) unsafe fn prepare(
     let listed: Vec<u64> = records[..nodes.len()].iter().map(|record| record.id).collect();
     let slots = memory.states.iter().map(|state| state.bytes() as usize).collect();
     let graph = validate::import_untrusted(&listed, &records, slots, OpSet::Protocol).map_err(|e| e.to_string())?;
+    let (fanout, generation) = device.fanout().map_err(|e| e.to_string())?;
     let program = match graph.nodes() {
         [] => None,
         _ => {
-            let (fanout, generation) = device.fanout().map_err(|e| e.to_string())?;
             let program = fanout.prepare(Arc::new(graph)).inspect_err(|e| device.notice(generation, e));
             Some(program.map_err(|e| e.to_string())?)
         }
     };
-    let read = read_by_graph(&tensors, nodes.len());
-    let outputs = tensors.iter().zip(&records).enumerate().filter_map(|(at, ((_, tensor), record))| {
+    let within = readers_within(&tensors, nodes.len());
+    let outputs = tensors[..nodes.len()].iter().zip(&records).enumerate().filter_map(|(at, ((_, tensor), record))| {
+        let place = record.place.filter(|_| !tensor.ne.contains(&0) && !is_view(record.op))?;
         let flagged = tensor.flags & FLAG_OUTPUT != 0;
-        let place = record.place.filter(|_| !tensor.ne.contains(&0))?;
+        // Read by another part of the host's graph, or by the host.
+        let leaves = memory.states[place.slot as usize].is_computed() && (within[at] == 0 || readers[at] > within[at]);
         // SAFETY: a copy of a tensor of the host.
         let bytes = unsafe { host::get().tensor_bytes(tensor) } as u64;
-        let unread = at < nodes.len() && !read[at] && tensor.view_src.is_null() && bytes <= MAX_UNREAD_BYTES;
-        (flagged || device.is_remote() && unread).then_some((place.slot as usize, place.offset as u64, bytes))
+        let always = flagged || device.is_remote() && leaves && bytes <= MAX_SMALL_BYTES;
+        let output = Output { buffer: place.slot as usize, start: place.offset as u64, bytes, always };
+        (flagged || leaves).then_some(output)
     });
     Ok(PreparedGraph {
         outputs: outputs.collect(),
@@ -59,24 +63,29 @@ pub(crate) unsafe fn prepare(
         program,
         bindings: memory.states.iter().map(|state| state.memory()).collect(),
         buffers: memory.buffers.into(),
+        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+        generation,
     })
 }
 
-/// Results up to this size that no node of the graph reads are fetched, too: the host reads them next, and if a server is lost then,
-/// the graph has not failed. Larger ones are of prompts, whose graphs overlap.
-const MAX_UNREAD_BYTES: u64 = 1 << 20;
+/// The number of the next graph.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-/// By tensor: whether a node of the graph reads it.
-fn read_by_graph(tensors: &[(*const Tensor, Tensor)], nodes: usize) -> Vec<bool> {
+/// Results up to this size that leave a graph are delivered with it by servers: whoever reads them next, if the server is lost by
+/// then, the graph has failed. Larger ones are of prompts, whose graphs overlap on several devices.
+const MAX_SMALL_BYTES: u64 = 1 << 20;
+
+/// By node: how many nodes of the graph read it.
+fn readers_within(tensors: &[(*const Tensor, Tensor)], nodes: usize) -> Vec<i32> {
     let index: HashMap<*const Tensor, usize> =
-        tensors.iter().enumerate().map(|(at, (pointer, _))| (*pointer, at)).collect();
-    let mut read = vec![false; tensors.len()];
+        tensors[..nodes].iter().enumerate().map(|(at, (pointer, _))| (*pointer, at)).collect();
+    let mut readers = vec![0; nodes];
     for (_, tensor) in &tensors[..nodes] {
         for at in tensor.src.iter().filter_map(|&src| index.get(&src.cast_const())) {
-            read[*at] = true;
+            readers[*at] += 1;
         }
     }
-    read
+    readers
 }
 
 /// The tensors of a graph: its nodes, and then their sources that are not nodes.
@@ -146,6 +155,10 @@ unsafe fn record(pointer: *const Tensor, tensor: &Tensor, memory: &mut Memory) -
     for (to, from) in ne.iter_mut().zip(tensor.ne) {
         *to = u32::try_from(from).map_err(|_| format!("a dimension of {from} elements"))?;
     }
+    let nb = tensor.nb.map(|stride| stride as u32);
+    if validate::widen_strides(dtype, ne.map(|n: u32| n as usize), nb) != tensor.nb {
+        return Err(format!("strides of {:?} bytes, which records cannot have", tensor.nb));
+    }
     let mut srcs = [0; MAX_SRC];
     for (to, from) in srcs.iter_mut().zip(tensor.src) {
         *to = from as u64;
@@ -154,7 +167,7 @@ unsafe fn record(pointer: *const Tensor, tensor: &Tensor, memory: &mut Memory) -
         id: pointer as u64,
         dtype: dtype.to_wire(),
         ne,
-        nb: tensor.nb.map(|stride| stride as u32),
+        nb,
         op: op.to_wire(),
         params,
         flags: tensor.flags,

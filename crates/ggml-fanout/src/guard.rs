@@ -3,12 +3,21 @@
 use crate::host::{LogLevel, log};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
+
+/// Whether a callback has panicked. What it should have done is missing, so no graph runs from then on.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a callback has panicked.
+pub(crate) fn has_panicked() -> bool {
+    PANICKED.load(Ordering::Relaxed)
+}
 
 /// Runs a callback's body. A panic, which is a fault of the plug-in, gives `failed`.
 pub(crate) fn guarded<T>(failed: T, body: impl FnOnce() -> T) -> T {
-    // After a panic the state may be half changed only where a lock was held: see `lock`.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        PANICKED.store(true, Ordering::Relaxed);
         log(LogLevel::Error, "a callback panicked, which is a bug; its result counts as failed");
         failed
     })
@@ -30,9 +39,11 @@ const MAX_TEXTS: usize = 64;
 impl Failures {
     pub(crate) fn log(&self, text: String) {
         let mut logged = lock(&self.0);
-        if logged.len() < MAX_TEXTS && !logged.contains(&text) {
+        let is_new = logged.len() < MAX_TEXTS && logged.insert(text.clone());
+        // The host's log may wait for a lock of the host.
+        drop(logged);
+        if is_new {
             log(LogLevel::Error, &text);
-            logged.insert(text);
         }
     }
 

@@ -3,10 +3,11 @@
 //! The plug-in is not linked to ggml: a process may have loaded it into a scope of its own, as Python's ctypes does. So the
 //! symbols are looked up in every library that the process has loaded.
 
-use crate::abi::{self, Backend, Buffer, BufferTail, BufferType, BufferTypeTail, Graph, Registry, Tensor, v2, v3};
+use crate::abi::{self, Buffer, BufferTail, BufferType, BufferTypeTail, Graph, Registry, Tensor, v2, v3};
 use crate::numbers::Numbers;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::Write as _;
 use std::sync::OnceLock;
 
 /// A version of ggml that the plug-in is tested with: its name, the version of its interface, and how many ops, kinds of unary
@@ -88,7 +89,7 @@ pub(crate) fn get() -> &'static Host {
 /// Writes a line to the host's log; to the standard error stream if there is no host.
 pub(crate) fn log(level: LogLevel, text: &str) {
     let Some(Ok(host)) = HOST.get() else {
-        eprintln!("fanout: {text}");
+        _ = writeln!(std::io::stderr(), "fanout: {text}");
         return;
     };
     let line = CString::new(format!("fanout: {text}\n").replace('\0', " ")).unwrap_or_default();
@@ -206,6 +207,15 @@ impl Host {
         };
         // SAFETY: the caller passes a valid buffer, whose fields follow the table of the host's interface.
         unsafe { &*buffer.byte_add(table).cast() }
+    }
+
+    /// The callback of a buffer that frees it, which is the first of its table.
+    ///
+    /// # Safety
+    /// As for [`Host::buffer_fields`].
+    pub(crate) unsafe fn free_callback(&self, buffer: *mut Buffer) -> usize {
+        // SAFETY: the caller passes a valid buffer, which starts with its table.
+        unsafe { *buffer.cast::<usize>() }
     }
 
     /// The fields of a buffer type after its callbacks.
@@ -355,6 +365,5 @@ pub(crate) static GUID: [u8; 16] = *b"fanout-ggml-0001";
 
 /// The guid's address in the form of [`Backend::guid`].
 pub(crate) fn guid() -> *const [u8; 16] {
-    const { assert!(size_of::<Backend>() > 16) };
     &raw const GUID
 }

@@ -21,8 +21,23 @@ pub(crate) struct PreparedGraph {
     pub(crate) bindings: Arc<[Region]>,
     /// The host's objects of the memory, in the order of `bindings`.
     pub(crate) buffers: Arc<[*mut Buffer]>,
-    /// Tensors that the host reads after the run: number in `buffers`, first byte and number of bytes.
-    pub(crate) outputs: Arc<[(usize, u64, u64)]>,
+    pub(crate) outputs: Arc<[Output]>,
+    /// Different for every graph that was prepared.
+    pub(crate) serial: u64,
+    /// Of the device that it was prepared on.
+    pub(crate) generation: u64,
+}
+
+/// A tensor that the host may read after the run.
+#[derive(Clone, Copy)]
+pub(crate) struct Output {
+    /// Number in [`PreparedGraph::buffers`].
+    pub(crate) buffer: usize,
+    /// The first byte in the buffer.
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    /// Whether it is delivered in any case. Else only if the host reads results that are no outputs.
+    pub(crate) always: bool,
 }
 
 /// The programs of a device, the last used first.
@@ -33,13 +48,19 @@ pub(crate) struct ProgramCache(VecDeque<PreparedGraph>);
 unsafe impl Send for ProgramCache {}
 
 impl ProgramCache {
-    /// The prepared graph with exactly these nodes and counts of readers.
+    /// The graph of a device's generation with exactly these nodes and counts of readers.
     ///
     /// # Safety
     /// `nodes` are nodes of a graph of the host, whose sources are tensors.
-    pub(crate) unsafe fn find(&mut self, nodes: &[*mut Tensor], readers: &[i32]) -> Option<PreparedGraph> {
+    pub(crate) unsafe fn find(
+        &mut self,
+        nodes: &[*mut Tensor],
+        readers: &[i32],
+        generation: u64,
+    ) -> Option<PreparedGraph> {
+        let current = |known: &PreparedGraph| known.generation == generation && *known.readers == *readers;
         // SAFETY: the caller passes valid nodes.
-        let at = self.0.iter().position(|known| *known.readers == *readers && unsafe { known.is(nodes) })?;
+        let at = self.0.iter().position(|known| current(known) && unsafe { known.is(nodes) })?;
         let found = self.0.remove(at)?;
         self.0.push_front(found.clone());
         Some(found)

@@ -1,7 +1,7 @@
 //! The registry: the plug-in's devices, as a host lists them. And a second registry named RPC, for hosts that have none: it
 //! connects to servers that a user names in the host (`--rpc` of llama.cpp).
 
-use crate::abi::{BufferType, Device as DeviceObject, Registry, RegistryTable};
+use crate::abi::{Device as DeviceObject, Registry, RegistryTable};
 use crate::config::Config;
 use crate::device::Device;
 use crate::guard::{guarded, lock};
@@ -19,8 +19,8 @@ struct DeviceList {
     devices: Vec<&'static Device>,
 }
 
-/// All devices that were opened, for their numbers and their buffer types.
-static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+/// How many devices were opened, which numbers the next ones.
+static OPENED: Mutex<usize> = Mutex::new(0);
 
 static OWN: OnceLock<Shared<Registry>> = OnceLock::new();
 static RPC: OnceLock<Shared<Registry>> = OnceLock::new();
@@ -34,10 +34,10 @@ pub(crate) fn own() -> *mut Registry {
             Config { devices: Some(NO_DEVICES.to_owned()), ..Config::default() }
         });
         let registry = new(c"Fanout", OWN_TABLE);
-        fill(registry, open_local(&config), None, &config.names);
+        fill(registry, registry, open_local(&config), None, &config.names);
         #[cfg(feature = "client")]
         for server in &config.servers {
-            fill_from_server(registry, server, &config);
+            fill_from_server(registry, registry, server, &config);
         }
         let rpc = new(c"RPC", RPC_TABLE);
         _ = RPC.set(Shared(rpc));
@@ -49,11 +49,6 @@ pub(crate) fn own() -> *mut Registry {
         Shared(registry)
     })
     .0
-}
-
-/// Whether a buffer type is one of the plug-in's.
-pub(crate) fn is_own(buffer_type: *mut BufferType) -> bool {
-    lock(&DEVICES).iter().any(|device| device.buffer_type() == buffer_type)
 }
 
 /// The list of devices that has none.
@@ -93,12 +88,12 @@ pub(crate) fn open_devices(list: &str, options: &devices::Options) -> Result<Vec
 }
 
 /// Adds the devices of a server; none if it is not there.
-fn fill_from_server(registry: *mut Registry, name: &str, config: &Config) {
+fn fill_from_server(registry: *mut Registry, owner: *mut Registry, name: &str, config: &Config) {
     let opened = open(name, &config.options);
     let mut options = config.options.clone();
     options = without_retry(options);
     let server = Server::new(name, &options, config.models.clone());
-    server.set_devices(fill(registry, opened, Some(server), &config.names));
+    server.set_devices(fill(registry, owner, opened, Some(server), &config.names));
 }
 
 /// The options of one attempt to connect.
@@ -119,23 +114,24 @@ fn new(name: &CStr, iface: RegistryTable) -> *mut Registry {
     Box::into_raw(Box::new(Registry { api_version, iface, context: Box::into_raw(list).cast() }))
 }
 
-/// Adds devices to a registry that the host does not have yet.
+/// Adds devices to a registry that the host does not have yet. `owner` is the registry that hosts find the devices' functions in.
 fn fill(
     registry: *mut Registry,
+    owner: *mut Registry,
     opened: Vec<Arc<dyn FanoutDevice>>,
     server: Option<&'static Server>,
     names: &[String],
 ) -> Vec<&'static Device> {
-    let mut all = lock(&DEVICES);
-    let first = all.len();
-    for device in opened {
-        let name = names.get(all.len()).cloned().unwrap_or_else(|| format!("Fanout{}", all.len()));
-        let device = Device::new(name, device, server, registry);
-        all.push(device);
-        // SAFETY: the registry was made by `new`, and no other thread has it.
-        unsafe { (*(*registry).context.cast::<DeviceList>()).devices.push(device) };
-    }
-    all[first..].to_vec()
+    let mut count = lock(&OPENED);
+    let device = |device| {
+        let name = names.get(*count).cloned().unwrap_or_else(|| format!("Fanout{}", *count));
+        *count += 1;
+        Device::new(name, device, server, owner)
+    };
+    let devices: Vec<&'static Device> = opened.into_iter().map(device).collect();
+    // SAFETY: the registry was made by `new`, and no other thread has it.
+    unsafe { (*(*registry).context.cast::<DeviceList>()).devices.extend(&devices) };
+    devices
 }
 
 /// The list of a registry.
@@ -199,7 +195,9 @@ unsafe extern "C" fn add_server(endpoint: *const c_char) -> *mut Registry {
         };
         let name = CString::new(format!("RPC[{endpoint}]")).unwrap_or_default();
         let registry = new(&name, OWN_TABLE);
-        fill_from_server(registry, &endpoint, &config);
+        // Hosts find devices of `--rpc` by the name of their registry.
+        let owner = RPC.get().map_or(registry, |rpc| rpc.0);
+        fill_from_server(registry, owner, &endpoint, &config);
         // SAFETY: the registry was made above.
         if unsafe { list(registry) }.devices.is_empty() {
             return std::ptr::null_mut();

@@ -6,7 +6,7 @@
 
 use crate::buffer::BufferState;
 use crate::device::Device;
-use crate::guard::lock;
+use crate::guard::{guarded, lock};
 use crate::host::{LogLevel, log};
 use crate::registry;
 use crate::weights::Weight;
@@ -54,15 +54,30 @@ impl Server {
 
     /// The connection of a device of this server is lost: connects again in the background.
     pub(crate) fn lost(&'static self, error: &DeviceError) {
-        let mut recovering = lock(&self.recovering);
-        self.devices().iter().for_each(|device| device.set_lost(error));
-        if *recovering {
+        // A queue that waits for another server fails with the loss of that server.
+        let is_other = |endpoint: &str| self.name.split('/').next() != Some(endpoint);
+        if matches!(error, DeviceError::ConnectionLost { endpoint, .. } if is_other(endpoint)) {
             return;
         }
-        let started = std::thread::Builder::new().name("fanout-recover".to_owned()).spawn(|| self.recover());
-        match started {
-            Ok(_) => *recovering = true,
-            Err(e) => log(LogLevel::Error, &format!("{}: no thread to connect again: {e}", self.name)),
+        let mut recovering = lock(&self.recovering);
+        if !*recovering {
+            let thread = std::thread::Builder::new().name("fanout-recover".to_owned());
+            if let Err(e) = thread.spawn(|| self.recover_guarded()) {
+                drop(recovering);
+                // The next failure tries again.
+                return log(LogLevel::Error, &format!("{}: no thread to connect again: {e}", self.name));
+            }
+            *recovering = true;
+        }
+        self.devices().iter().for_each(|device| device.set_lost(error));
+    }
+
+    fn recover_guarded(&self) {
+        if !guarded(false, || {
+            self.recover();
+            true
+        }) {
+            *lock(&self.recovering) = false;
         }
     }
 
@@ -76,6 +91,7 @@ impl Server {
                     let mut recovering = lock(&self.recovering);
                     installed.into_iter().for_each(|(device, restored)| device.install(restored));
                     *recovering = false;
+                    drop(recovering);
                     log(LogLevel::Info, &format!("{} is back", self.name));
                     return;
                 }
@@ -120,7 +136,7 @@ impl Server {
         let mut queue = fanout.queue(&device.budget)?;
         let (mut missing, mut filled) = (None, Vec::new());
         for (position, weight) in buffer.weights() {
-            filled.push(position..position + weight.bytes);
+            filled.push((position..position + weight.bytes, weight.digest));
             let region = memory.subregion(position, weight.bytes)?;
             if load_from_disk(&mut *queue, &region, &weight)? {
                 continue;
@@ -143,7 +159,7 @@ pub(crate) struct DiskLoads {
     misses: AtomicU32,
 }
 
-/// Weights in a row that a server may lack before it is asked no more.
+/// Weights in a row that a server may lack before no more are requested.
 const MAX_MISSES: u32 = 3;
 
 impl DiskLoads {
@@ -178,8 +194,8 @@ pub(crate) struct Restored {
 
 pub(crate) struct RestoredBuffer {
     pub(crate) memory: Region,
-    /// What weights were loaded to, in order.
-    pub(crate) filled: Vec<Range<u64>>,
+    /// What weights were loaded to, in order, with their digests.
+    pub(crate) filled: Vec<(Range<u64>, [u8; 32])>,
     /// Why a weight could not be loaded again.
     pub(crate) missing: Option<String>,
 }

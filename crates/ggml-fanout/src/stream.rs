@@ -5,7 +5,7 @@ use crate::buffer::{self, BufferState};
 use crate::buffer_calls;
 use crate::device::{Device, EventState, event_state};
 use crate::graph;
-use crate::guard::{guarded, lock};
+use crate::guard::{self, guarded, lock};
 use crate::host;
 use crate::lost_ranges::LostRanges;
 use crate::program_cache::PreparedGraph;
@@ -14,6 +14,7 @@ use fanout::device::{CopyOutcome, DeviceError, PendingRead, Queue, TimelinePoint
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 /// A stream of the plug-in.
 pub(crate) struct Stream {
@@ -39,7 +40,7 @@ struct Read {
     result: PendingRead,
     to: *mut u8,
     bytes: usize,
-    /// What of it was lost before.
+    /// The parts that had been lost before.
     lost: Vec<Range<usize>>,
 }
 
@@ -109,7 +110,11 @@ impl Stream {
     }
 
     fn close(&self, work: &mut Work, error: &DeviceError) {
+        if matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_)) {
+            return;
+        }
         (work.queue, work.after) = (None, None);
+        self.device.lose_pending(error);
         self.device.notice(work.generation, error);
     }
 
@@ -164,7 +169,7 @@ impl Stream {
         let Some(program) = &graph.program else { return Ok(()) };
         let mut guard = lock(&self.work);
         let work = &mut *guard;
-        if let Some(failure) = work.failure.take() {
+        if let Some(failure) = work.failure.take().or_else(|| self.device.take_latched()) {
             return Err(failure);
         }
         let epochs: Vec<u64> = states.iter().map(|state| state.epoch()).collect();
@@ -172,7 +177,9 @@ impl Stream {
             true => Some(self.follow(work, graph, &states)?),
             false => None,
         };
-        let outputs = graph.outputs.iter().map(|&(at, offset, bytes)| graph.bindings[at].subregion(offset, bytes));
+        let host_reads = self.device.host_reads.load(Ordering::Relaxed);
+        let fetched: Vec<_> = graph.outputs.iter().filter(|output| output.always || host_reads).collect();
+        let outputs = fetched.iter().map(|output| graph.bindings[output.buffer].subregion(output.start, output.bytes));
         let ran = outputs.collect::<Result<Vec<_>, _>>().and_then(|outputs| {
             let queue = work.open(self.device)?;
             queue.run(program, &graph.bindings)?;
@@ -183,11 +190,11 @@ impl Stream {
             self.close(work, &error);
             self.device.describe_failure("a graph", &error)
         })?;
-        for (&(at, offset, _), bytes) in graph.outputs.iter().zip(results) {
-            lock(&states[at].outputs).keep(offset, bytes);
+        for (output, bytes) in fetched.iter().zip(results) {
+            lock(&states[output.buffer].outputs).keep(output.start, bytes);
         }
         for ((state, epoch), ranges) in states.iter().zip(epochs).zip(lost.into_iter().flatten()) {
-            state.set_lost(epoch, ranges, graph.tensors.as_ptr() as usize);
+            state.set_lost(epoch, ranges, graph.serial);
         }
         self.device.failures.clear();
         Ok(())
@@ -350,6 +357,7 @@ unsafe extern "C" fn get_tensor_2d_async(
             if lock(&state.outputs).read(position, bytes) {
                 continue;
             }
+            state.is_read_by_host();
             let submitted = stream
                 .submit("reading a tensor", |queue| queue.download(state.memory().subregion(position, size as u64)?));
             match submitted {
@@ -423,9 +431,13 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> 
         let device = stream.device;
         // SAFETY: the host passes a graph that does not change during the call.
         let readers: Vec<i32> = nodes.iter().map(|&node| unsafe { Graph::readers(graph, node) }).collect();
-        // SAFETY: the nodes are of the host's graph.
-        let known = unsafe { lock(&device.programs).find(&nodes, &readers) };
+        let known = match device.fanout() {
+            // SAFETY: the nodes are of the host's graph.
+            Ok((_, generation)) => unsafe { lock(&device.programs).find(&nodes, &readers, generation) },
+            Err(_) => None,
+        };
         let prepared = match known {
+            _ if guard::has_panicked() => Err("a callback has panicked; start the program again".to_owned()),
             Some(known) => Ok(known),
             // SAFETY: as above.
             None => unsafe { graph::prepare(device, &nodes, &readers) }

@@ -21,7 +21,7 @@ use crate::program_cache::PreparedGraph;
 use crate::support::describe;
 use fanout::ops::OpCode;
 use fanout::tensor::{DType, TensorDesc};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -42,12 +42,17 @@ pub(crate) fn follow(
         index,
         lost,
         lost_scores: HashMap::new(),
+        masked_scores: HashSet::new(),
         unread: HashMap::new(),
         inputs: HashMap::new(),
         read,
     };
     for at in 0..graph.readers.len() {
         follow.node(at)?;
+    }
+    // Scores that no softmax of this graph has masked may be read elsewhere.
+    if let Some(&at) = follow.lost_scores.keys().find(|at| !follow.masked_scores.contains(at)) {
+        return Err(follow.needs(at));
     }
     Ok(follow.lost)
 }
@@ -64,6 +69,8 @@ struct Follow<'a, 'r> {
     lost: Vec<LostRanges>,
     /// Scores of attention: positions (dimension 0) that come from lost keys.
     lost_scores: HashMap<usize, Positions>,
+    /// Lost scores that a softmax or an element-wise op before it has read.
+    masked_scores: HashSet<usize>,
     /// Probabilities of attention: positions that are zero for every query.
     unread: HashMap<usize, Positions>,
     /// Inputs that were read: masks and indices.
@@ -99,6 +106,7 @@ impl Follow<'_, '_> {
                     return Err(self.needs(source));
                 }
                 lost_scores = Some(lost.clone());
+                self.masked_scores.insert(shown);
             }
         }
         match op {
@@ -126,6 +134,10 @@ impl Follow<'_, '_> {
                     None => {
                         let lost = self.lost_positions(weights, 1);
                         if lost.iter().flatten().any(|&lost| lost) {
+                            let in_cache = self.place(weights).is_some_and(|(at, _)| !self.states[at].holds_weights());
+                            if !in_cache {
+                                return Err(self.needs(weights));
+                            }
                             self.lost_scores.insert(at, lost);
                         }
                     }
@@ -411,7 +423,11 @@ impl Follow<'_, '_> {
     fn needs(&self, at: usize) -> String {
         // SAFETY: the host keeps the tensors of a graph that it computes.
         let name = unsafe { crate::abi::name_of(self.graph.tensors[at].0) };
-        format!("it reads {name}, which was lost with the server: the sequence must be evaluated again from its start")
+        let advice = match self.place(at) {
+            Some((buffer, _)) if self.states[buffer].holds_weights() => "the model must be loaded again",
+            _ => "the sequence must be evaluated again from its start",
+        };
+        format!("it reads {name}, which was lost with the device's work or its server: {advice}")
     }
 
     /// All bytes of a tensor are written.
