@@ -53,8 +53,8 @@ pub enum ConnectError {
     },
     /// The server has reached its limit of clients.
     #[error(
-        "{endpoint} is full: it has as many clients as it allows, in all or of this key or address (rpc-server \
-         --max-connections, --max-connections-per-address); try again when one has disconnected, or use another server"
+        "{endpoint} is full: it has as many clients as it allows, in all or of this key or address (max-connections and \
+         max-connections-per-address in its --limits); try again when one has disconnected, or use another server"
     )]
     Full {
         /// The endpoint, as given to the client.

@@ -91,7 +91,9 @@ impl Drop for ClosedHandshake {
 pub(super) enum Rejection {
     #[error(transparent)]
     TooManyHandshakes(#[from] LimitReached),
-    #[error("{0} connections are open or end, all that there may be (--max-connections, --max-handshakes)")]
+    #[error(
+        "{0} connections are open or end, the most that the server allows (max-connections and max-handshakes in --limits)"
+    )]
     TooManyOpen(usize),
 }
 

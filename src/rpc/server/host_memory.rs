@@ -1,4 +1,4 @@
-//! Host memory: one budget of the server for the memory outside of devices that clients cause (`--max-host-memory`): message
+//! Host memory: one budget of the server for the memory outside of devices that clients cause (`max-host-memory` in `--limits`): message
 //! bodies, prepared and stored graphs, replies, staged uploads, transfers, bookkeeping. Everything is charged before it is
 //! allocated, to the session and to the server.
 //!
@@ -70,7 +70,7 @@ const SESSION_FACTOR: u64 = 3;
 pub(super) enum HostMemoryError {
     #[error(
         "{} of host memory are not available{}: the session holds {}, all of its key or address {}, and {} of the server's {} are \
-         free (--max-host-memory); a key or address may hold as much as stays free",
+         free (max-host-memory in --limits); a key or address may hold as much as stays free",
         Bytes(*requested),
         if *.waited { ", also after a wait" } else { "" },
         Bytes(*held),
@@ -80,7 +80,7 @@ pub(super) enum HostMemoryError {
     )]
     Exhausted { requested: u64, held: u64, of_tenant: u64, free: u64, limit: u64, waited: bool },
     #[error(
-        "host memory is short (--max-host-memory), and the session, which held {}, had not finished its message: its key or address, or \
+        "host memory is short (max-host-memory in --limits), and the session, which held {}, had not finished its message: its key or address, or \
          at loopback the session, held the most",
         Bytes(*held)
     )]

@@ -48,7 +48,7 @@ pub(super) struct Timeouts {
 /// Why there is no next request.
 #[derive(Debug, Error)]
 pub(super) enum NextRequestError {
-    #[error("the client has sent no request within {0:?} (--idle-timeout)")]
+    #[error("the client has sent no request within {0:?} (idle-timeout in --limits)")]
     Idle(Duration),
     #[error(transparent)]
     Transport(#[from] TransportError),
