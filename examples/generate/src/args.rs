@@ -244,10 +244,15 @@ pub struct Args {
     #[arg(long, value_name = "P", requires = "sampled", value_parser = part)]
     pub min_p: Option<f32>,
 
-    /// Make tokens less likely that are among the last 64: divides their logits by this number, or multiplies them if they are negative;
+    /// Make tokens less likely that are among the last 64, with --chat the number that the model recommends: divides their logits by this number, or multiplies them if they are negative;
     /// 1: no change. The client then samples, and reads all logits of each token [default: 1; with --chat what the model recommends].
     #[arg(long, value_name = "X", value_parser = penalty)]
     pub repeat_penalty: Option<f32>,
+
+    /// Tokens at the end of a sequence that the repeat penalty makes less likely: llama.cpp's default, or in a chat what the
+    /// model recommends.
+    #[arg(skip = 64usize)]
+    pub penalised_tokens: usize,
 
     /// Seed of the random draws; the same seed gives the same tokens; needs --temp or --chat.
     #[arg(long, value_name = "N", requires = "sampled")]
