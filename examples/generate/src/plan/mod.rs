@@ -83,8 +83,7 @@ impl Plan {
             result_bytes: BYTES_FROM_DEVICES,
             goal: Goal::DecodeRate,
         };
-        let opener = DeviceOpener::new(args)?;
-        let devices = opener.open_within(args, args.retry())?;
+        let (opener, devices) = DeviceOpener::open(args)?;
         let report = |line: String| {
             if !args.json {
                 console::message(line);
