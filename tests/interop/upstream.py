@@ -4,6 +4,7 @@ The source archive of llama-cpp-python is fetched from PyPI by pip, and kept in 
 committed. The libraries of the environment are linked, so that a program speaks the protocol of the other interop tests.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import llama_cpp
 
-from servers import HERE
+from servers import HERE, ROOT
 
 # Folders of the archive's vendor/llama.cpp that the tests use.
 SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models")
@@ -64,3 +65,9 @@ def build(name: str, folder: Path) -> Path:
     print(f"compiling {name} (about a minute)", file=sys.stderr)
     subprocess.run(argv, check=True)
     return program
+
+
+def run_unit_test(name: str, **variables: str) -> int:
+    """The exit status of a unit test of the workspace that cargo skips otherwise, with these variables of the environment."""
+    argv = ["cargo", "test", "--locked", "--workspace", "--lib", name, "--", "--ignored", "--nocapture"]
+    return subprocess.run(argv, cwd=ROOT, env={**os.environ, "FANOUT_PYTHON": sys.executable, **variables}).returncode
