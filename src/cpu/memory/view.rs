@@ -486,7 +486,7 @@ unsafe fn copy_row(from: *const u8, to: *mut u8, bytes: usize) {
     let mut done = 0;
     while done < bytes {
         let n = MEMCPY_BYTES.min(bytes - done);
-        // SAFETY: inside the ranges for which the caller vouches.
+        // SAFETY: the part is within the ranges that the caller passes.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), n) };
         done += n;
     }

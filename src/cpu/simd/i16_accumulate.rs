@@ -33,7 +33,7 @@ pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const
     columns: [PackedColumn; C],
     place: SubBlock,
 ) -> [[L::Int; S]; C] {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut sums = [[L::zero_int(); S]; C];
         add::<L, F, S, C>(&mut sums, panels, columns, place, [L::broadcast_u8_as_i16(1); S]);
@@ -52,7 +52,7 @@ pub(super) unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, con
     blocks: usize,
     prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         if F::SUB == 32 || S == 1 {
             return panels_at_once::<L, F, S, C>(panels, columns, blocks, prefetch_distance);
@@ -143,7 +143,7 @@ unsafe fn add<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
     place: SubBlock,
     weights: [L::Int; S],
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut partial = [[L::zero_int(); S]; C];
         if F::ZERO != 0 {

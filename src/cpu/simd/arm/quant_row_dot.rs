@@ -18,7 +18,7 @@ pub(super) unsafe fn dot<F: RowFormat, P: QuantDot>(rows: &[&[u8]], columns: &[&
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => dot_columns::<F, P, 4>(rows, [a, b, c, d], padded, out),

@@ -243,9 +243,9 @@ mod portable {
     /// # Safety
     /// The matrices have the shape `s`.
     pub(super) unsafe fn mul_columns(out: *mut f32, a: *const f32, b: *const f32, s: &GemmShape) {
-        // SAFETY: the caller vouches for the shape of the result.
+        // SAFETY: the caller guarantees that the result has this shape.
         let out = unsafe { std::slice::from_raw_parts_mut(out, s.m * s.n) };
-        // SAFETY: the caller vouches for the shape of `b`.
+        // SAFETY: the caller guarantees that `b` has this shape.
         let b = unsafe { std::slice::from_raw_parts(b, s.k * s.n) };
         for (m, out) in out.chunks_exact_mut(s.n).enumerate() {
             if !s.add {
