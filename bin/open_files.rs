@@ -1,6 +1,6 @@
 //! The limit of open files (`ulimit -n`): every connection of a client takes one, and in `rpc-server connect` two.
 
-/// Open files besides those of clients: handshakes in flight, connections for HTTP, the standard streams, listeners, models, the
+/// Open files other than clients' connections: handshakes in flight, connections for HTTP, the standard streams, listeners, models, the
 /// cache, and connections to other servers.
 const OTHER_FILES: u64 = 512;
 

@@ -1,8 +1,8 @@
 //! The servers of `--rpc`: an address, all addresses of a name (`dns:NAME:PORT`), or those that servers have announced in a folder
 //! (`file:DIR`, `rpc-server --announce DIR`).
 //!
-//! Names and folders are read at the start (with `--retry` until their servers can be used), and again whenever a server of theirs is lost: another address that they list then
-//! takes its place. The other servers keep their places, and with them their weights.
+//! Names and folders are read at the start (with `--retry` until their servers can be used), and again whenever a server of theirs is
+//! lost: another address that they list then takes its place. The other servers keep their places, and with them their weights.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,7 +34,7 @@ pub enum ServerSource {
         /// The port of each server.
         port: u16,
     },
-    /// A folder with a file for each server: a line `host:port` for each of its addresses, of which the first one is used.
+    /// A folder with a file for each server: a line `host:port` for each of its addresses. The first one is used.
     Folder(PathBuf),
 }
 
@@ -182,7 +182,7 @@ impl fmt::Display for ServerSource {
 }
 
 impl ServerSource {
-    /// The servers that are listed now, each `host:port`: those of a name ordered by address, those of a folder by file name.
+    /// The servers that are listed now, each `host:port`: servers of a name ordered by address, servers of a folder by file name.
     fn list(&self, resolver: &dyn Resolver) -> Result<Vec<String>, ServersError> {
         match self {
             ServerSource::Address(address) => Ok(vec![address.clone()]),

@@ -252,7 +252,7 @@ impl<'a> View<'a> {
         self.element_ptr([0, last, i2, i3], 1);
         let (first, step) = (self.element_ptr([0, 0, i2, i3], 1), self.desc.nb()[1]);
         for (&row, &value) in rows.iter().zip(values) {
-            // SAFETY: the last row is checked, and no other row lies behind it; only this thread touches these elements; the
+            // SAFETY: the last row is checked, and no other row lies after it; only this thread touches these elements; the
             // write is unaligned.
             unsafe { first.add(row * step).cast::<T>().write_unaligned(value) };
         }

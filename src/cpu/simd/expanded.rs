@@ -66,7 +66,7 @@ impl PanelFormat for ExpandedPanels {
     }
 }
 
-/// Expands sixteen rows to a panel; `bytes` are those of 256 elements.
+/// Expands sixteen rows to a panel; `bytes` is the size of 256 elements.
 ///
 /// # Panics
 /// If the panel is shorter than [`panel_bytes`] of the rows: a bug of the caller.
@@ -96,7 +96,7 @@ pub(super) unsafe fn blocks<L: SimdOps, F: PanelFormat, const S: usize, const C:
     columns: [PackedColumn; C],
     count: usize,
 ) -> [[L::Float; S]; C] {
-    // SAFETY: elements 256 b and following of the panels are multiplied by those of the columns, which exist.
+    // SAFETY: elements 256 b and following of the panels are multiplied by the same elements of the columns, which exist.
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..count {
@@ -148,7 +148,7 @@ pub(super) trait ExpandedDot {
 /// The expansion of one type, compiled for an instruction set.
 pub(super) type ExpandFn = unsafe fn(&[u8], &mut Expanded);
 
-/// Row dot products with any number of columns: `out[c * rows.len() + r]`. `bytes` are those of 256 elements of a row.
+/// Row dot products with any number of columns: `out[c * rows.len() + r]`. `bytes` is the size of 256 elements of a row.
 ///
 /// # Safety
 /// The processor has the instructions of `D` and `expand`; the columns have `padded` elements in codes with sums per sixteen, as

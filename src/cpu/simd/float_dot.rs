@@ -157,7 +157,7 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
         for i in 0..steps / at_once {
             let i = i * at_once;
             if prefetch_distance > 0 && i % 2 == 0 {
-                // At the end of a panel the next panels follow; those of this call are skipped, as their own prefetches cover
+                // At the end of a panel the next panels follow; panels of this call are skipped, as their own prefetches cover
                 // them.
                 let ahead = two_steps / 2 * i + prefetch_distance;
                 let ahead = if ahead < panel_bytes { ahead } else { ahead + (S - 1) * panel_bytes };

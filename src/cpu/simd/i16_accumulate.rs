@@ -108,7 +108,7 @@ unsafe fn panels_at_once<L: SimdOps, F: PanelFormat, const S: usize, const C: us
                             prefetch_next::<L, F, S>(panels, prefetch_distance, chunk * F::PARTS + part);
                         }
                         // With few columns memory is the limit, and hardware prefetchers follow ascending addresses: the
-                        // compiler must not move the loads of one part before those of another.
+                        // compiler must not move the loads of one part before the loads of another.
                         let panels = if C <= 2 { black_box(panels) } else { panels };
                         let sub = F::sub(chunk, part);
                         let place = SubBlock { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };

@@ -111,7 +111,7 @@ unsafe fn fifth_bits<L: SimdOps>(p: *const u8, g: usize) -> L::Int {
     }
 }
 
-/// A type of one bit, two bits or FP4 per element, with blocks of 64 or 128 elements; `$sub` are those of a sub-block, `$scale` its
+/// A type of one bit, two bits or FP4 per element, with blocks of 64 or 128 elements; `$sub` elements are in a sub-block, `$scale` its
 /// scale.
 macro_rules! low_bit {
     ($name:ident, fields [$($field:expr),*], sub $sub:literal, top $top:expr, zero $zero:expr,
@@ -135,7 +135,7 @@ macro_rules! low_bit {
 
             #[inline(always)]
             unsafe fn codes<L: SimdOps>($p: *const u8, $chunk: usize, _: usize, $g: usize) -> L::Int {
-                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields, times sixteen rows.
                 unsafe { $codes }
             }
 
@@ -207,7 +207,7 @@ macro_rules! legacy {
 
             #[inline(always)]
             unsafe fn codes<L: SimdOps>($p: *const u8, _: usize, _: usize, $g: usize) -> L::Int {
-                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields, times sixteen rows.
                 unsafe { $codes }
             }
 
@@ -299,7 +299,7 @@ macro_rules! superblock {
 
             #[inline(always)]
             unsafe fn codes<L: SimdOps>($p: *const u8, $chunk: usize, $part: usize, $g: usize) -> L::Int {
-                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields, times sixteen rows.
                 unsafe { $codes }
             }
 

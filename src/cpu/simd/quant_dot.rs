@@ -256,7 +256,7 @@ pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const
     }
 }
 
-/// The prefetch distance at block `b` of panels of `blocks`. Behind the end of a panel the next panels follow; those of this call are
+/// The prefetch distance at block `b` of panels of `blocks`. After the end of a panel the next panels follow; panels of this call are
 /// skipped, as their own prefetches cover them.
 #[inline(always)]
 pub(super) fn distance_at<F: PanelFormat, const S: usize>(distance: usize, b: usize, blocks: usize) -> usize {

@@ -25,7 +25,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// Upper limit of the backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// What a server closed its connections on that accepts no form of HELLO, for messages.
+/// For messages: the requests on which a server that accepts no form of HELLO closed its connections.
 const CLOSED_ON_BOTH: &str = "HELLO, with its body and without, and accepts no further connection";
 
 /// Why a connection to a server could not be established.

@@ -1,7 +1,7 @@
 //! Admission control: limits the number of handshakes in flight and of sessions, refuses further clients, and notifies sessions
 //! when the server drains.
 //!
-//! An accepted connection is a pending handshake, of which the oldest is closed at their limit ([`PendingHandshakes`]). Only a
+//! An accepted connection is a pending handshake. At their limit, the oldest one is closed ([`PendingHandshakes`]). Only a
 //! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
 //! told so in the reply to its HELLO.
 

@@ -11,7 +11,7 @@
 //!
 //! *Unfinished messages of the largest holder go first.* Many tenants together can still hold nearly everything, at no cost, by
 //! messages that they never finish. A thread that waits for memory therefore ends, after [`EVICT_AFTER`], sessions that read a
-//! large message, if that frees enough: those of tenants that hold more than the waiting tenant would, largest first, or larger
+//! large message, if that frees enough: sessions of tenants that hold more than the waiting tenant would, largest first, or larger
 //! sessions of the waiting tenant.
 //!
 //! The *base* ([`BASE_BYTES`]) is reserved when the handshake of a connection is complete. It pays for small messages and small
@@ -115,7 +115,7 @@ pub(super) struct HostMemory {
 
 #[derive(Default)]
 struct HostMemoryState {
-    /// Of all connections, by the number of their [`SessionMemory`].
+    /// The accounts of all connections, by the number of their [`SessionMemory`].
     accounts: BTreeMap<u64, Account>,
     next_id: u64,
     /// Bytes of the bases.
@@ -125,7 +125,7 @@ struct HostMemoryState {
 }
 
 impl HostMemory {
-    /// The host memory of `budget`, of which as much as the bases of `max_sessions` need, but at most half, is kept for bases. A
+    /// The host memory of `budget`. As much as the bases of `max_sessions` need, but at most half, is kept for bases. A
     /// session waits for up to `stall_timeout`, and at most [`MAX_WAIT`].
     pub(super) fn new(budget: Arc<Budget>, max_sessions: usize, stall_timeout: Duration) -> Arc<HostMemory> {
         let kept_for_bases = BASE_BYTES.saturating_mul(max_sessions as u64).min(budget.limit() / 2);

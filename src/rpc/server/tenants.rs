@@ -1,5 +1,5 @@
 //! Tenants: budgets per client, by its key or address, of connections, handshakes, queues, threads of transfers, device and host
-//! memory, and memory mappings, within those of the process, so that one host cannot take the whole server.
+//! memory, and memory mappings, within the limits of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a
 //! network, so a host could use 2^64 addresses of its own. A connection counts as a handshake of its address until HELLO is
@@ -56,12 +56,12 @@ const ROWS: [(Resource, &str, &str); RESOURCES] = [
     (TransferThreads, "threads for transfers between servers", "max-transfer-threads"),
 ];
 
-/// What a limit of a key is named in messages.
+/// How messages name a limit of a key.
 const OF_KEY: &str = "of the key in --allow-keys";
 
 /// The budgets of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
-    /// Those of the process, by [`Resource`].
+    /// The budgets of the process, by [`Resource`].
     process: [Arc<Budget>; RESOURCES],
     /// Number of refused reservations.
     refusals: [AtomicU64; RESOURCES],
@@ -83,7 +83,7 @@ pub(super) struct Tenants {
 
 /// The budgets of one tenant.
 struct TenantBudgets {
-    /// Within those of the process, by [`Resource`].
+    /// Within the budgets of the process, by [`Resource`].
     counts: [Arc<Budget>; RESOURCES],
     /// Contains the budgets of its sessions, whose memory mappings it counts together.
     memory: Arc<MemoryBudget>,
@@ -140,7 +140,7 @@ impl Tenant {
         }
     }
 
-    /// What the tenant is, for messages.
+    /// The kind of the tenant, for messages.
     fn noun(self) -> &'static str {
         match self {
             Tenant::Key(_) => "key",
@@ -314,7 +314,7 @@ impl Tenants {
     }
 
     /// The budget from which the client at `peer` reserves a resource: that of its tenant. Without a tenant, only the limit of
-    /// the process holds, except for threads, of which each such session has a quarter.
+    /// the process holds, except for threads: each such session has a quarter of them.
     pub(super) fn budget(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> ClientBudget {
         let (tenant, process) = (self.tenant(peer), &self.process[resource as usize]);
         let budget = match tenant {

@@ -1,4 +1,4 @@
-//! Opens the devices of the command line, and reopens those of lost servers.
+//! Opens the devices of the command line, and reopens the devices of lost servers.
 
 use crate::args::Args;
 use crate::console;

@@ -9,7 +9,7 @@ use std::arch::asm;
 /// # Safety
 /// The functions need the instruction set that the type names.
 pub(super) trait QuantDot {
-    /// Codes of a column, of which [`QuantDot::dot4_lane`] uses four.
+    /// Codes of a column. [`QuantDot::dot4_lane`] uses four of them.
     type QuantX4: Copy;
 
     /// `sums[l] + sum of a[4l..4l + 4] * b[4l..4l + 4]`; two adjacent products must fit 16 bits together.

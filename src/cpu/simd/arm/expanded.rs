@@ -1,4 +1,4 @@
-//! [`ExpandedDot`] for NEON, with its dot products of codes or those of `dotprod`.
+//! [`ExpandedDot`] for NEON, with its own dot products of codes or the instructions of `dotprod`.
 
 use super::dot_instructions::{QuantDot, prefetch};
 use crate::cpu::simd::expanded::ExpandedDot;

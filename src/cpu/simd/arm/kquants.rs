@@ -96,7 +96,7 @@ macro_rules! superblock {
 
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> Affine {
-                // SAFETY: a block lies at `p`; offsets are those of its fields.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields.
                 unsafe { $scales }
             }
 

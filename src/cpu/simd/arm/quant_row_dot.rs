@@ -43,7 +43,7 @@ unsafe fn dot_columns<F: RowFormat, P: QuantDot, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     let mut last = [0; MAX_SUPERBLOCK_BYTES];
-    // SAFETY: the sections are those of a packed column; the sum of row r goes to element r of each column's `out`.
+    // SAFETY: the sections are in a packed column; the sum of row r goes to element r of each column's `out`.
     unsafe {
         let mut parts = [PackedColumn::NONE; C];
         for c in 0..C {

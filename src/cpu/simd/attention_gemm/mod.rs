@@ -56,7 +56,7 @@ const PREFETCH_ROWS: usize = 16;
 
 impl FloatRows<'_> {
     /// Bytes from the row that is read to the one that is prefetched meanwhile: 0 for rows side by side, which hardware prefetchers
-    /// follow, but not those of one head of a KV cache, between which other heads lie. Past the last row, that is usually the next
+    /// follow, but not the rows of one head of a KV cache, between which other heads lie. Past the last row, that is usually the next
     /// block of the head.
     fn prefetch_distance(&self) -> usize {
         let row = self.width * if self.half { 2 } else { 4 };

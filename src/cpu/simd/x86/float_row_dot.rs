@@ -154,7 +154,7 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
             x[r] = group_rows[r.min(group_rows.len() - 1)].as_ptr();
         }
         let whole = group_rows[0].len() / (8 * F::BYTES);
-        // Short rows may lie far apart: then the prefetch goes to one of the next rows, not behind this row.
+        // Short rows may lie far apart: then the prefetch goes to one of the next rows, not after this row.
         let ahead = match PREFETCH_DISTANCE / group_rows[0].len().max(1) {
             0 => PREFETCH_DISTANCE,
             n => row_stride.wrapping_mul(n.clamp(R, 2 * PANEL_ROWS)),
@@ -252,7 +252,7 @@ unsafe fn four_horizontal_sums([a, b, c, d]: [__m256; 4]) -> __m128 {
 /// How AVX-512 multiplies rows of a float type by columns.
 ///
 /// # Safety
-/// The functions need AVX-512 F, BW and VL; those of [`Bf16Pairs`] need AVX512-BF16 too. Pointers point to the elements of the
+/// The functions need AVX-512 F, BW and VL; the functions of [`Bf16Pairs`] need AVX512-BF16 too. Pointers point to the elements of the
 /// mask; elements outside the mask count as zero and are not read.
 trait Avx512FloatDot {
     /// Bytes of an element of a row, and of a column.
@@ -378,7 +378,7 @@ unsafe fn avx512_columns<P: Avx512FloatDot, const C: usize>(
             // Short rows may lie far apart: then the prefetch goes to the rows of the next group.
             let next = rows.get((group + 1) * PANEL_ROWS + 4 * q).filter(|row| row.len() <= PREFETCH_DISTANCE);
             let ahead = next.map_or(PREFETCH_DISTANCE, |row| row.as_ptr().addr().wrapping_sub(quad[0].addr()));
-            // SAFETY: rows and columns have the elements of a step from i on, or those of the mask.
+            // SAFETY: rows and columns have the elements of a step from i on, or the elements of the mask.
             unsafe {
                 let mut sums = [[_mm512_setzero_ps(); 4]; C];
                 for i in (0..k / P::STEP * P::STEP).step_by(P::STEP) {

@@ -112,7 +112,7 @@ macro_rules! superblock {
         impl SuperblockFormat for $name {
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> SuperblockScales {
-                // SAFETY: a block lies at `p`; offsets are those of its fields.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields.
                 unsafe { $scales }
             }
 

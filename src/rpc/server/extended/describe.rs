@@ -53,7 +53,7 @@ fn tenant_records(server: &ServerContext, peer: PeerAddr) -> Vec<TenantRecord> {
     tenants.into_iter().map(record).collect()
 }
 
-/// The limits that clients share, those of the client's address included, each with its name in `--limits`, or its option.
+/// The limits that clients share, and the limits of the client's address, each with its name in `--limits`, or its option.
 fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)> {
     let (config, host_memory) = (&server.config, server.host_memory.status());
     let mut limits = server.tenants.describe(peer);

@@ -236,6 +236,6 @@ fn the_list_of_keys_limits_tenants_also_after_it_was_read_again() {
     std::fs::write(&list, "").unwrap();
     keys.reread(2).unwrap();
     assert_eq!(tenants.devices(at("a")), Some(Vec::new()), "a key that is not on the list");
-    // Other clients are those of their addresses.
+    // Other clients belong to their addresses.
     assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().limit(), 50);
 }
