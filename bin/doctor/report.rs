@@ -1,4 +1,4 @@
-//! What `rpc-server doctor` has found: as lines of text while it goes on, or as JSON at the end.
+//! The report of `rpc-server doctor`: a line of text for each finding at once, or JSON at the end.
 
 use std::collections::BTreeMap;
 use std::io;

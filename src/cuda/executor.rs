@@ -1,5 +1,5 @@
-//! The executor of a CUDA queue: submits its commands to one stream, in order. Held by the queue while it submits at once, and by a
-//! thread of the device while commands wait for something that is not submitted yet: see `queue`.
+//! The executor of a CUDA queue: submits its commands to one stream, in order. The queue holds the executor while it submits at once.
+//! While commands wait for work that is not submitted yet, a thread of the device holds it: see `queue`.
 
 mod copies;
 mod layouts;

@@ -1,5 +1,5 @@
-//! What a queue has launched and the device has not finished, for the messages of failures: CUDA reports faults asynchronously, and
-//! a hung kernel not at all.
+//! The launch log of a queue: launches that the device has not finished, for the messages of failures. CUDA reports faults
+//! asynchronously, and a hung kernel not at all.
 
 use crate::device::MemoryBudget;
 use crate::poison::lock;

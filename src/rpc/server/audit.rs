@@ -1,5 +1,5 @@
-//! What one session has used and does. One line when it begins, one when data has arrived for its first graph, and one when it
-//! ends (the audit line): docs/monitoring.md describes their fields.
+//! Counters and activity of one session, and its lines in the log: one when it begins, one when data has arrived for its first graph,
+//! and one when it ends (the audit line): docs/monitoring.md describes their fields.
 //!
 //! A connection whose HELLO never completed is no session and has no lines: otherwise a flood of connections would use up
 //! the lines of sessions.
