@@ -29,7 +29,7 @@ pub(crate) struct Announcement {
 }
 
 impl Announcement {
-    /// Writes the file of a server that listens on `addresses`: a line `HOST:PORT` for each, those of loopback last, because
+    /// Writes the file of a server that listens on `addresses`: a line `HOST:PORT` for each, loopback last, because
     /// readers take the first one. Creates the folder if need be.
     ///
     /// The file's name has the name of this machine, and the address: servers of other machines never replace it, even if they

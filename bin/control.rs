@@ -105,7 +105,7 @@ pub(crate) fn read_client(mut link: &UnixStream) -> io::Result<String> {
     if is_printable { Ok(text) } else { Err(invalid("the text of a client has other characters than printable ASCII")) }
 }
 
-/// What a worker starts with.
+/// The settings with which a worker starts.
 pub(crate) struct Start {
     pub(crate) sockets: Vec<BoundSocket>,
     /// Whether the worker replaces another one.
@@ -113,7 +113,7 @@ pub(crate) struct Start {
     pub(crate) refused: Vec<RefusedClient>,
 }
 
-/// Requests the listening sockets from the supervisor, of which there are `count`.
+/// Requests the `count` listening sockets from the supervisor.
 pub(crate) fn request_sockets(mut link: &UnixStream, count: usize) -> io::Result<Start> {
     link.write_all(&[SOCKETS])?;
     let mut sockets = Vec::new();

@@ -35,7 +35,7 @@ const MAX_NAMES: usize = 8;
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Servers to check besides this machine: `HOST[:PORT]`, with `=KEY` behind it for the public key of a server with keys
+    /// Servers to check besides this machine: `HOST[:PORT]`, with `=KEY` after it for the public key of a server with keys
     /// [default: the server of this machine on port 50052, if one answers].
     #[arg(value_name = "SERVER")]
     servers: Vec<CheckedServer>,
@@ -92,12 +92,12 @@ pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
         let endpoint = &server.endpoint;
         usage(&match server.key {
             Some(_) if credentials.certificate.is_some() => {
-                format!("{endpoint}: with --cert, servers prove certificates: give no key behind the address")
+                format!("{endpoint}: with --cert, servers prove certificates: give no key after the address")
             }
             Some(_) => {
                 format!("{endpoint} has a key: give this client's with --key FILE (`rpc-server keygen FILE` makes one)")
             }
-            None => format!("--key: give the key of {endpoint} behind its address, as in {endpoint}=ed25519:…"),
+            None => format!("--key: give the key of {endpoint} after its address, as in {endpoint}=ed25519:…"),
         });
     }
     if args.servers.is_empty() && !credentials.is_empty() {
@@ -126,7 +126,7 @@ fn usage(message: &str) -> ! {
     usage_of(DoctorArgs::augment_args(clap::Command::new("rpc-server doctor")), message)
 }
 
-/// What this client proves to servers.
+/// The key or certificate that this client proves to servers.
 struct Credentials {
     key: Option<SecretKey>,
     certificate: Option<Certificate>,
@@ -167,7 +167,7 @@ impl Reference {
         Ok(Reference { device, budget: MemoryBudget::new(TEST_MEMORY), cases: cases()? })
     }
 
-    /// Runs the cases of every op on `device`, one by one until `deadline`, and reports whether the results are those of this device.
+    /// Runs the cases of every op on `device`, one by one until `deadline`, and reports whether the device's results are right.
     fn self_test(&self, name: &str, device: &Arc<dyn Device>, deadline: Instant) -> Finding {
         const CHECK: &str = "self-test";
         let cases = &self.cases;

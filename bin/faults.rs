@@ -1,8 +1,8 @@
 //! Faults of kernels, by client: the supervisor counts them, because each one ends the worker.
 //!
-//! A kernel that a client has chosen the arguments of may still fault, by a bug of fanout. The device is then lost to all clients,
-//! and a client that repeats the request takes it from them for good. So a client of two faults, each within [`WINDOW`] of the one
-//! before, is refused for [`REFUSAL`], and after each further one again. Clients behind one address without keys count as one.
+//! A kernel whose arguments a client has chosen may still fault, by a bug of fanout. All clients then lose the device, and a client
+//! that repeats the request takes it from them for good. So a client with two faults, each within [`WINDOW`] of the one before, is
+//! refused for [`REFUSAL`], and again after each further fault. Clients of one address without keys count as one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

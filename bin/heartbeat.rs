@@ -1,25 +1,25 @@
-//! The heartbeat of a worker: shows the supervisor that the process still runs.
+//! The heartbeat of a worker, by which its supervisor notices that the process no longer runs.
 //!
-//! A worker that is stopped (SIGSTOP, a debugger, a frozen cgroup of its own) does not die, so no signal tells the supervisor, and
-//! clients that connect would wait for ever. A thread of the worker therefore sends a byte every [`BEAT_INTERVAL`]. The supervisor
-//! looks for one in each [`CHECK_INTERVAL`] of its own, and replaces a worker that has been silent in [`MAX_MISSED`] of them in a row:
-//! 5 to 8 s after it has stopped.
+//! A stopped worker (SIGSTOP, a debugger, a frozen cgroup of its own) does not die: the supervisor gets no signal, and clients that
+//! connect would wait for ever. Therefore a thread of the worker sends a byte every [`BEAT_INTERVAL`]. The supervisor checks every
+//! [`CHECK_INTERVAL`] whether a byte has arrived, and replaces the worker after [`MAX_MISSED`] intervals without a byte: 5 to 8 s
+//! after the worker has stopped.
 //!
-//! The supervisor counts its own intervals, not the time since the last byte. If it was stopped itself, with the worker (Ctrl-Z in
-//! a terminal, a frozen container), the pause is one missed interval, however long it was.
+//! The supervisor counts its own intervals, not the time since the last byte. If the supervisor was stopped together with the worker
+//! (Ctrl-Z in a terminal, a frozen container), the pause counts as one missed interval, however long it was.
 
 use std::time::{Duration, Instant};
 
 /// Time between two bytes of a worker.
 pub(crate) const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time between two checks of the supervisor. Twice that between two bytes, so that a late one is no missed interval.
+/// Time between two checks of the supervisor. Twice [`BEAT_INTERVAL`], so that one late byte does not miss an interval.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Missed intervals in a row after which a worker counts as stopped.
 const MAX_MISSED: u32 = 3;
 
-/// What the supervisor knows of the heartbeat of a worker.
+/// The supervisor's record of the heartbeat of a worker.
 pub(crate) struct Heartbeat {
     next_check: Instant,
     /// Whether a byte has arrived since the last check.
@@ -39,7 +39,7 @@ impl Heartbeat {
         self.has_beaten = true;
     }
 
-    /// When [`Heartbeat::has_stopped`] is to be called next.
+    /// The time at which to call [`Heartbeat::has_stopped`] next.
     pub(crate) fn next_check(&self) -> Instant {
         self.next_check
     }

@@ -1,4 +1,4 @@
-//! What `--help` prints below the options.
+//! The text that `--help` prints below the options.
 
 /// Exit statuses and examples, printed below the options.
 pub(crate) const AFTER_HELP: &str = "\

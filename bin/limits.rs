@@ -230,7 +230,7 @@ fn comment(text: &str) -> String {
     text_lines + &line + "\n"
 }
 
-/// The options of this process, with the limits of the file of `--limits`; those of the command line override them.
+/// The options of this process, with the limits of the file of `--limits`; limits on the command line override them.
 ///
 /// # Errors
 /// The file cannot be read, or a line of it is not valid.

@@ -18,7 +18,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Starts the log. Without a level, that of `RUST_LOG` holds.
+/// Starts the log. Without a level, the level of `RUST_LOG` holds.
 pub(crate) fn start(level: Option<LevelFilter>, format: LogFormat) {
     let mut log = match level {
         // The option overrides RUST_LOG.

@@ -1,5 +1,5 @@
 //! `rpc-server manual`: writes the pages of man and the completions of shells, generated from the options. Every build of the
-//! program can write those of its own version, so nothing generated is committed, and `cargo install` needs no other files.
+//! program can write the pages of its own version, so nothing generated is committed, and `cargo install` needs no other files.
 
 use std::fs::{self, File};
 use std::io;
@@ -38,7 +38,7 @@ fn usage_of_files(folder: &Path) -> String {
 fn write(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     clap_mangen::generate_to(command().after_long_help(None::<&str>), folder)?;
-    // As it stands: the page's text is filled, which would join the columns of the examples.
+    // Preformatted: the text of a page is filled, which would join the columns of the examples.
     let mut after_help = Roff::new();
     after_help
         .control("SH", ["EXIT STATUS AND EXAMPLES"])

@@ -1,6 +1,6 @@
 //! The limit of open files (`ulimit -n`): every connection of a client takes one, and in `rpc-server connect` two.
 
-/// Open files besides those of clients: handshakes in flight, connections for HTTP, the standard streams, listeners, models, the
+/// Open files other than clients' connections: handshakes in flight, connections for HTTP, the standard streams, listeners, models, the
 /// cache, and connections to other servers.
 const OTHER_FILES: u64 = 512;
 
@@ -20,8 +20,8 @@ fn wanted_limit(
     let Some(current) = soft.filter(|&soft| soft < needed) else { return (soft, None) };
     let Some(hard) = hard.filter(|&hard| hard < needed) else { return (Some(needed), None) };
     let warning = format!(
-        "WARNING: the limit of open files is {hard} (ulimit -n), so that about {} clients fit; --max-connections {max_connections} \
-         needs {needed}.",
+        "WARNING: the limit of open files is {hard} (ulimit -n), so that about {} clients fit; {max_connections} \
+         (max-connections) need {needed}.",
         hard.saturating_sub(OTHER_FILES) / each.max(1)
     );
     (Some(hard.max(current)), Some(warning))

@@ -1,5 +1,5 @@
 //! The sandbox of the process that serves (`--sandbox`, Linux): drops what an attacker who has taken over the process could use
-//! and the server does not need. Clients are not trusted; this is the second line of defence behind memory safety.
+//! and the server does not need. Clients are not trusted; this is the second line of defence, after memory safety.
 //!
 //! - `no_new_privs`: no program that this process starts gains privileges from its file (setuid, capabilities).
 //! - Landlock (`files.rs`): only the listed files can be opened, and none can be executed.
@@ -52,7 +52,7 @@ pub(crate) enum SandboxMode {
     Off,
 }
 
-/// What the process needs in the sandbox.
+/// The files and sockets that the process needs in the sandbox.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // there is no sandbox
 pub(crate) struct Access {
     /// The folder of models, which is only read.
@@ -60,7 +60,7 @@ pub(crate) struct Access {
     /// The folders of the list of allowed keys, and of the file to which it may be a link: an editor replaces the list by another
     /// file.
     keys: Vec<PathBuf>,
-    /// Folders whose files are read and written: those of the cache and of the digests.
+    /// Folders whose files are read and written: the cache and the digests.
     writable: Vec<PathBuf>,
     /// A GPU's driver.
     gpu: bool,

@@ -4,17 +4,17 @@ use std::io;
 
 use fanout::rpc::server::{ServerHandle, ServerKeys};
 
-/// What a process that ends or drains does at a further signal that ends it.
+/// What a second SIGINT, SIGTERM or SIGHUP does to a process that ends or drains already.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecondSignal {
-    /// It exits at once, with status 128 + signal.
+    /// The process exits at once, with status 128 + signal.
     Exit,
-    /// It goes on draining. A worker gets a signal from the terminal or the service manager and the same one from its
-    /// supervisor, which kills the worker if there was a second signal.
+    /// The process goes on draining. A worker gets each signal twice, from the terminal or the service manager and from its
+    /// supervisor; the supervisor kills the worker at a second signal of its own.
     Ignore,
 }
 
-/// The first SIGINT or SIGTERM, or SIGHUP unless it is ignored by now, calls `end`, on a thread of its own.
+/// Calls `end`, on a thread of its own, at the first SIGINT or SIGTERM, and at SIGHUP unless the process ignores it.
 #[cfg(unix)]
 pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -44,8 +44,8 @@ pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + '
 #[cfg(unix)]
 pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
-    // A signal between the first reading of the list and the registration above was lost. An error here, in the sandbox, would
-    // also be one of each later reading.
+    // A signal between the first reading of the list and the registration above was lost. An error here, inside of the sandbox,
+    // would occur at each later reading, too.
     handle.reread_keys().map_err(io::Error::other)?;
     let reread = move || {
         let reread = || match handle.reread_keys() {

@@ -71,7 +71,7 @@ fn query_server(name: &str, options: &Options, as_json: bool) -> Result<String, 
     Ok(describe(name, &protocol, &status, endpoint.server()))
 }
 
-/// What any server tells.
+/// The part of the status that every server has.
 fn status_without_extensions(endpoint: &Endpoint) -> Result<ServerStatus, ConnectError> {
     let mut status = ServerStatus::default();
     status.state = "ready".to_owned();

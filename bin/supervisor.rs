@@ -37,18 +37,19 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a worker may take to end by itself, without a heartbeat: the kernel writes a core dump, or frees its memory.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Most messages of the worker between two looks at signals and limits of time.
+/// Messages of the worker that are handled before signals and deadlines are checked again.
 const MAX_MESSAGES: usize = 256;
 
-/// How long after the end of its grace period (`--drain`) a worker is killed. A worker that works needs up to 10 s, for sessions
-/// that are blocked on a device; one that is stopped or hangs would not end at all.
+/// Time from the end of a worker's grace period (`--drain`) to its kill. A healthy worker needs up to 10 s of it, for sessions that
+/// are blocked on a device; a stopped or hung worker would not end at all.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
-/// How many workers in a row may fail to serve, after one has served: the cause then lasts. The pauses between them are 90 s or more together.
-/// A worker that serves and then dies is not counted, because a client may have caused that.
+/// Workers in a row that may fail to serve, after one has served, before the supervisor gives up: the pauses between their starts
+/// are 90 s or more together, so the cause lasts. A worker that serves and then dies is not counted, because a client may have
+/// caused that.
 const MAX_FAILED_STARTS: u32 = 10;
 
-/// What the supervisor needs of the options.
+/// The options that the supervisor uses.
 pub(crate) struct Settings {
     pub(crate) addresses: Vec<ListenAddress>,
     /// The sockets of the addresses, if a service manager has bound them.
@@ -145,9 +146,9 @@ struct Worker {
     link: Option<UnixStream>,
     started: Instant,
     ready: Option<Instant>,
-    /// From when it is ready on.
+    /// `None` until the worker is ready.
     heartbeat: Option<Heartbeat>,
-    /// When it was first found to send no heartbeat because the kernel is ending it.
+    /// When the supervisor first noticed that the kernel is ending the process, which therefore sends no heartbeat.
     ending: Option<Instant>,
     has_reported_fault: bool,
 }
@@ -190,7 +191,7 @@ struct Supervisor {
     sockets: Option<Vec<BoundSocket>>,
     /// The folder of the announcement.
     announce: Option<PathBuf>,
-    /// From when the first worker serves until the server drains: connections wait while a worker is replaced.
+    /// Present from the time when the first worker serves until the server drains: connections wait while a worker is replaced.
     announcement: Option<Announcement>,
     signals: SignalStreams,
     worker: Option<Worker>,

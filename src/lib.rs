@@ -145,7 +145,7 @@
 //!
 //! # Safety
 //! Bytes from outside become typed values in one place each: frames and messages in `rpc::wire`, graphs in [`graph::validate`],
-//! model files in [`gguf`]. Behind it, kernels rely on types, shapes, strides, extents and overlaps; data, such as row indices,
+//! model files in [`gguf`]. After it, kernels rely on types, shapes, strides, extents and overlaps; data, such as row indices,
 //! they check when they read it. `unsafe` is denied crate-wide and allowed only in the modules that `tests/layout/main.rs`
 //! lists, where each block states its invariant. CUDA kernels are tested on an emulated GPU that checks every access.
 //!

@@ -1,5 +1,5 @@
 //! Locks after a panic. A thread that panics while it holds a lock poisons it, and every later use returns an error. No state
-//! behind the crate's locks is left half changed by a panic, so all users go on with it.
+//! under the crate's locks is left half changed by a panic, so all users go on with it.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 

@@ -61,7 +61,7 @@ pub struct Bytes(pub u64);
 impl Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-        // The largest unit of which this is a multiple: 1025 MiB compares better with 1 GiB than 1.0 GiB does.
+        // The largest unit that divides this number: 1025 MiB compares better with 1 GiB than 1.0 GiB does.
         let exact = (self.0.trailing_zeros() / 10).min(4);
         let count = self.0 >> (10 * exact);
         if self.0 == 0 || count < 10_000 {

@@ -1,5 +1,5 @@
-//! The findings of `rpc-server doctor` about this machine. The checks take the texts of /proc and /sys, so that tests can supply those
-//! of other systems.
+//! The findings of `rpc-server doctor` about this machine. The checks take the texts of /proc and /sys, so that tests can supply the
+//! texts of other systems.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -22,10 +22,10 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 /// Free memory below which hardly any model fits.
 const LITTLE_MEMORY: u64 = 2 << 30;
 
-/// Threads of a server with many clients: two for each connection, one for each queue, and those of devices.
+/// Threads of a server with many clients: two for each connection, one for each queue, and the threads of devices.
 const THREADS: u64 = 4096;
 
-/// Mappings of the memory of a server's CPU devices, and those of its libraries and threads.
+/// Mappings of a server: the memory of its CPU devices, its libraries and threads.
 const MAPPINGS: u64 = 4096 + 3 * THREADS;
 
 /// Seconds from 1970 to 2026: this program did not exist before.
@@ -91,7 +91,7 @@ fn memory(registry: &Registry) -> Option<Finding> {
     Some(finding.with("free", free as f64))
 }
 
-/// The GPUs, or why there is none. `has_card`: whether the machine has one of NVIDIA, used or not.
+/// The GPUs, or why there is none. `has_card`: whether the machine has a card of NVIDIA, used or not.
 fn gpus(registry: &Registry, has_card: bool) -> Vec<Finding> {
     const CHECK: &str = "GPU";
     let found = |entry: &DeviceEntry| match &entry.unusable {
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// The limits in the files of control groups, from the root to that of the process.
+    /// The limits in the files of control groups, from the root to the process's group.
     #[test]
     fn the_lowest_limit_of_threads_up_to_the_root_holds() {
         const OWN: &str = "/a.slice/b.service";

@@ -1,4 +1,4 @@
-//! What `rpc-server doctor` has found: as lines of text while it goes on, or as JSON at the end.
+//! The report of `rpc-server doctor`: a line of text for each finding at once, or JSON at the end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,11 +14,11 @@ use crate::{fail, print};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Works, but slower than it could, or will fail under load.
+    /// A part that works, but slower than it could, or that will fail under load.
     Warning,
-    /// Does not work.
+    /// A part that does not work.
     Problem,
 }
 
@@ -62,7 +62,7 @@ impl Finding {
         Finding::new(check, Level::Problem, message.into(), Some(remedy.into()))
     }
 
-    /// With a measured value.
+    /// Adds a measured value to the finding.
     pub(super) fn with(mut self, name: &'static str, value: f64) -> Finding {
         self.values.insert(name, value);
         self

@@ -26,7 +26,7 @@ const MAX_DEVICES: usize = 32;
 /// Longest round trip that costs a model of 30 tokens per second less than a tenth of its time.
 const SLOW_ROUND_TRIP: Duration = Duration::from_millis(3);
 
-/// What a link of 1 Gbit/s reaches at least, in bytes per second.
+/// The least bandwidth of a link of 1 Gbit/s, in bytes per second.
 const SLOW_LINK: f64 = 90e6;
 
 /// Share of free memory below which a device counts as full.

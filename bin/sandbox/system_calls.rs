@@ -48,7 +48,7 @@ const DENIED: &[libc::c_long] = &[
     SYS_process_vm_readv,
     SYS_process_vm_writev,
     SYS_ptrace,
-    // Modes, owners and attributes of files, which Landlock does not restrict: also those of files that cannot be opened.
+    // Modes, owners and attributes of files, which Landlock does not restrict, not even for files that cannot be opened.
     SYS_fchmod,
     SYS_fchmodat,
     SYS_fchown,
@@ -143,7 +143,7 @@ const X32_DENIED: &[libc::c_long] = &[];
 pub(super) enum SocketFamilies {
     /// IPv4 and IPv6. The resolver of the C library does without the others (NETLINK, and Unix sockets for nscd).
     Internet,
-    /// Also those of NVIDIA's driver: NETLINK, by which it finds the GPUs, and Unix sockets of the type SEQPACKET. It binds an
+    /// Also the sockets of NVIDIA's driver: NETLINK, by which it finds the GPUs, and Unix sockets of the type SEQPACKET. It binds an
     /// abstract one, `@cuda-uvmfd-NAMESPACE-PROCESS`, and cannot be initialised without it.
     Driver,
     /// Also all Unix sockets, by which the driver reaches the daemon of MPS.

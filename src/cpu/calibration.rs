@@ -40,7 +40,7 @@ const WORTH_IT: f64 = 0.9;
 /// Prefetch distances to choose from, in bytes; 0 for none.
 const DISTANCES: [u32; 4] = [0, 1024, 2048, 4096];
 
-/// What was chosen, for reports.
+/// The chosen variants, for reports.
 #[derive(Debug)]
 pub(super) struct Calibration {
     pub(super) panel_reads: Vec<(PanelReadClass, PanelReads)>,
@@ -157,7 +157,7 @@ fn choose_bf16() -> Option<bool> {
     Some(enabled)
 }
 
-/// Not zeros: untouched and zeroed pages may all be one page of the system.
+/// The bytes are not zeros: untouched and zeroed pages may all be one page of the system.
 fn sample_bytes() -> Vec<u8> {
     vec![0x11; SAMPLE_BYTES]
 }

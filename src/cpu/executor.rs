@@ -1,4 +1,4 @@
-//! What runs the commands of a CPU queue: see [`CpuQueue`](super::queue::CpuQueue).
+//! The executor, which runs the commands of a CPU queue: see [`CpuQueue`](super::queue::CpuQueue).
 
 use super::CpuDevice;
 use super::joined_groups::JoinedGroups;
@@ -30,7 +30,7 @@ pub(super) enum CpuCommand {
     Join { group: u32, member: GroupMember },
 }
 
-/// What a run has done of a program.
+/// The part of a program that a run has done.
 pub(super) enum RunOutcome {
     /// All steps have run.
     Done,

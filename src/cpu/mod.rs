@@ -248,7 +248,7 @@ impl ImportHost for CpuDevice {
         Ok(Buffer::new(&self.info, bytes, Box::new(CpuMemory::from_host_buffer(memory)), Box::new(reservations)))
     }
 
-    /// Products of up to four columns (twelve of floats) read the rows of such memory in place, those of more columns pack them
+    /// Products of up to four columns (twelve of floats) read the rows of such memory in place; products of more columns pack them
     /// for themselves. With one column, on AVX2, rows reach 0.69 to 0.93 of the speed of repacked weights
     /// (docs/performance.md).
     fn import_read_only(&self, memory: ReadOnlyMapping) -> Result<Buffer, DeviceError> {

@@ -39,14 +39,14 @@ pub(super) struct RunLimits<'a> {
     pub(super) polls_at_first_collective: bool,
 }
 
-/// Where a run begins: at a step, of which earlier runs may have done a part. The default is the start of the program.
+/// Where a run begins: at a step that earlier runs may have done in part. The default is the start of the program.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct RunPosition {
     step: usize,
     progress: StepProgress,
 }
 
-/// What a run uses of its queue.
+/// The parts of its queue that a run uses.
 #[derive(Clone, Copy)]
 pub(super) struct RunResources<'a> {
     /// Scratch of the workers, and the scratch that they share: see [`CpuProgram::scratch`].

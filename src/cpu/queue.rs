@@ -28,7 +28,7 @@ pub(super) const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 /// Largest transfer in bytes that needs no turn inline: it takes a microsecond, less than the client's request.
 const MAX_FREE_BYTES: u64 = 16 << 10;
 
-/// Limit of the group numbers that a queue has joined, including those of groups that have failed.
+/// Limit of the group numbers that a queue has joined, including the numbers of failed groups.
 const MAX_JOINED_GROUPS: usize = 64;
 
 /// A command queue of the CPU device.
@@ -326,7 +326,7 @@ mod tests {
     use crate::cpu::MathMode;
     use crate::device::UploadError;
 
-    /// A mark behind completed work, placed after the abort: no thread would decide its point.
+    /// A mark after completed work, placed after the abort: no thread would decide its point.
     #[test]
     fn points_fail_after_an_abort_while_the_submitter_holds_the_executor() {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap();

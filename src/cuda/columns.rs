@@ -66,9 +66,9 @@ struct Producer {
 #[derive(Default)]
 pub(super) struct ConvertedColumns {
     all: Vec<Conversion>,
-    /// Those whose source is unchanged, by number.
+    /// The numbers of the conversions whose source is unchanged.
     current: Vec<usize>,
-    /// Those whose result is unchanged.
+    /// The producers whose result is unchanged.
     producers: Vec<Producer>,
 }
 

@@ -25,7 +25,7 @@ impl EventNumbers {
         self.last = seq;
     }
 
-    /// Records an event behind all work so far and returns its number.
+    /// Records an event after all work so far and returns its number.
     pub(super) fn record(&mut self, events: &EventTimeline, stream: &Stream) -> Result<u64, DeviceError> {
         let seq = self.next();
         if is_point_seq(seq) {
@@ -50,7 +50,7 @@ pub(super) struct Download {
     pub(super) srcs: Vec<Region>,
     pub(super) ranges: Vec<Range<usize>>,
     pub(super) result: Arc<OnceLock<Downloaded>>,
-    /// Number of the queue's point behind it.
+    /// Number of the queue's point after it.
     pub(super) point: u64,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct PrimaryContext {
     lost: OnceLock<Loss>,
     /// A kernel does not end: calls that release something may wait for it.
     hung: AtomicBool,
-    /// What the queues of the device have launched, for the messages of failures.
+    /// The launches of the device's queues, for the messages of failures.
     launch_logs: Mutex<Vec<Weak<LaunchLog>>>,
 }
 
@@ -367,7 +367,7 @@ impl DeviceContext {
         let end = self.acquire_event()?;
         work(&self.service_stream)?;
         end.record(&self.service_stream)?;
-        // The work is short, but it may run behind that of queues, which count as hung first.
+        // The work is short, but it may run after that of queues, which count as hung first.
         let (timeout, mut began) = (self.options.device_timeout, Instant::now());
         while !end.is_reached()? {
             if began.elapsed() > timeout {

@@ -140,15 +140,15 @@ pub(super) fn copy_peer(
 /// buffering), so that the copy into one overlaps the copy out of the other.
 struct StagedCopy {
     slots: Vec<StagingSlot>,
-    /// Behind the earlier work of the destination's stream.
+    /// Recorded after the earlier work of the destination's stream.
     _before: Event,
 }
 
 struct StagingSlot {
     block: TransferBlock,
-    /// Event on the source device, behind the copy into the block.
+    /// Event on the source device, after the copy into the block.
     filled: Event,
-    /// Event on the destination device, behind the copy out of the block. Recorded if `used`.
+    /// Event on the destination device, after the copy out of the block. Recorded if `used`.
     emptied: Event,
     used: bool,
 }

@@ -22,12 +22,12 @@ pub(super) struct DeferredDrop {
     /// The stream, staging memory and scratch memory.
     _resources: Box<dyn Any + Send>,
     events: Arc<EventTimeline>,
-    /// Behind all work of the queue.
+    /// Recorded after all work of the queue.
     end: Event,
     context: Arc<DeviceContext>,
 }
 
-/// What the thread of a device has to do. Work for which the system started no thread stays, and the next work, or a poll of the
+/// The work of a device's thread. Work for which the system started no thread stays, and the next work, or a poll of the
 /// device's queues, tries again.
 #[derive(Default)]
 pub(super) struct DeferredDrops(Mutex<DeferredState>);
@@ -53,7 +53,7 @@ impl DeferredState {
 }
 
 impl DeferredDrop {
-    /// `end` must be recorded behind all work of the queue.
+    /// `end` must be recorded after all work of the queue.
     pub(super) fn new(
         context: &Arc<DeviceContext>,
         events: &Arc<EventTimeline>,

@@ -16,7 +16,7 @@ const OLDEST_DRIVER: i32 = 12000;
 /// Lowest compute capability with kernels, times ten: 7.5.
 const LEAST_CAPABILITY: u32 = 75;
 
-/// Bandwidth in bytes per second and frequency in Hz of a GPU that reports none, such as a virtual one: those of the slowest
+/// Bandwidth in bytes per second and frequency in Hz of a GPU that reports none, such as a virtual one: the rates of the slowest
 /// GPUs with kernels.
 const LEAST_BANDWIDTH: u64 = 128_000_000_000;
 const LEAST_CLOCK_HZ: u64 = 1_000_000_000;

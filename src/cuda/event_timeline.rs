@@ -33,7 +33,7 @@ pub(super) fn point_seq(count: u64) -> u64 {
     count * NUMBERS_PER_POINT
 }
 
-/// Whether a sequence number is that of a point.
+/// Whether a sequence number belongs to a point.
 pub(super) fn is_point_seq(seq: u64) -> bool {
     seq.is_multiple_of(NUMBERS_PER_POINT)
 }
@@ -48,16 +48,16 @@ pub(super) struct EventTimeline {
     /// Sequence number up to which the timeline was advanced and failures were propagated.
     advanced_to: AtomicU64,
     /// Recorded waits, in order: points of other queues that the stream waits for, each with the sequence number of this
-    /// queue's next event behind the wait.
+    /// queue's next event after the wait.
     awaited_points: Mutex<Vec<(u64, TimelinePoint)>>,
     /// 0, or 1 + the number of the op whose kernel met an index outside its table.
     error_word: PinnedBlock,
     pub(super) launch_log: Arc<LaunchLog>,
-    /// Objects that submitted work still uses, each with the sequence number of the event behind that work.
+    /// Objects that submitted work still uses, each with the sequence number of the event after that work.
     retained: Mutex<VecDeque<(u64, Box<dyn Any + Send>)>>,
     /// Whether the queue was aborted: submissions are refused, and the timeline fails once the submitted work is done.
     aborted: AtomicBool,
-    /// Held during each submission. While an aborted queue's lock is free, its stream gets no more work.
+    /// Lock that is held during each submission. While an aborted queue's lock is free, its stream gets no more work.
     submission: Mutex<()>,
     /// The queue's stream; gone once the work of a dropped queue is done.
     stream: Weak<Stream>,
@@ -142,7 +142,7 @@ impl EventTimeline {
         if self.is_aborted() { Err(DeviceError::Ended) } else { self.context.primary().check_lost() }
     }
 
-    /// Held by the submitting thread during a submission.
+    /// Guard of the submitting thread during a submission.
     pub(super) fn lock_submission(&self) -> MutexGuard<'_, ()> {
         lock(&self.submission)
     }
@@ -158,7 +158,7 @@ impl EventTimeline {
         self.stream.upgrade().map_or(Ok(true), |stream| stream.is_idle())
     }
 
-    /// Records event `seq` behind all work submitted to the stream.
+    /// Records event `seq` after all work submitted to the stream.
     pub(super) fn record(&self, stream: &Stream, seq: u64) -> Result<(), DeviceError> {
         let event = self.context.acquire_event()?;
         event.record(stream)?;
@@ -290,7 +290,7 @@ impl EventTimeline {
         Ok(last_reached)
     }
 
-    /// Empties the launch log if the stream has no work. Launches without an event behind them would otherwise count as running for
+    /// Empties the launch log if the stream has no work. Launches without an event after them would otherwise count as running for
     /// as long as the queue lives, and a fault of another client could not be attributed.
     fn forget_idle_launches(&self) {
         // A thread that submits has logged its launches before they are in the stream.
@@ -365,7 +365,7 @@ impl EventTimeline {
         for (until, point) in self.awaited_until(seq) {
             // That queue may itself wait for an earlier event of this queue, and polls this timeline for it: advance first.
             timeline.advance(until - 1);
-            // Undecided although its event is reached: that queue was aborted and is not drained. The work behind it fails once
+            // Undecided although its event is reached: that queue was aborted and is not drained. The work after it fails once
             // that queue fails.
             if !point.poll()? {
                 return Ok(());

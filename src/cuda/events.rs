@@ -92,7 +92,7 @@ impl Event {
             .map_err(|e| context.driver_error("cuEventCreate", e))
     }
 
-    /// Records the event behind all work submitted to `stream` so far, a stream of the event's device.
+    /// Records the event after all work submitted to `stream` so far, a stream of the event's device.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive.
         unsafe { result::event::record(self.raw, stream.raw()) }

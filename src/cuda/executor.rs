@@ -1,5 +1,5 @@
-//! The executor of a CUDA queue: submits its commands to one stream, in order. Held by the queue while it submits at once, and by a
-//! thread of the device while commands wait for something that is not submitted yet: see `queue`.
+//! The executor of a CUDA queue: submits its commands to one stream, in order. The queue holds the executor while it submits at once.
+//! While commands wait for work that is not submitted yet, a thread of the device holds it: see `queue`.
 
 mod copies;
 mod layouts;
@@ -22,10 +22,10 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Limit of retained objects without an event behind their work. Beyond it an event is recorded, so that they can be dropped.
+/// Limit of retained objects without an event after their work. Beyond it an event is recorded, so that they can be dropped.
 const MAX_UNRECORDED: usize = 64;
 
-/// What became of a wait for a point.
+/// The outcome of a wait for a point.
 pub(super) enum Waited {
     /// The stream waits, or need not wait.
     Done,
@@ -44,7 +44,7 @@ pub(super) struct CudaExecutor {
     pub(super) dirty: bool,
     /// Number of objects retained since the last recorded event.
     unrecorded: usize,
-    /// The event behind the work for which a held command waits.
+    /// The event after the work for which a held command waits.
     awaited: Option<u64>,
     /// The block that small uploads fill.
     segment: Option<UploadSegment>,
@@ -142,7 +142,7 @@ impl CudaExecutor {
         }
     }
 
-    /// Records an event behind all work so far and returns its sequence number.
+    /// Records an event after all work so far and returns its sequence number.
     fn record(&mut self) -> Result<u64, DeviceError> {
         let seq = self.numbers.record(&self.events, &*self.stream()?)?;
         self.after_record()?;
@@ -177,7 +177,7 @@ impl CudaExecutor {
         self.context.bind()
     }
 
-    /// Ensures that the scratch memory has `bytes` bytes and returns their address, behind the counters. The old memory is retained for
+    /// Ensures that the scratch memory has `bytes` bytes and returns their address, after the counters. The old memory is retained for
     /// submitted work.
     fn ensure_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         let bytes = if bytes == 0 { 0 } else { bytes + COUNTER_BYTES };
@@ -256,7 +256,7 @@ impl CudaExecutor {
         Ok(Waited::Done)
     }
 
-    /// The point behind the work of the stream, if it is not done. A held command that would wait for it is tried again then: the
+    /// The point after the work of the stream, if it is not done. A held command that would wait for it is tried again then: the
     /// stream may wait for another device, and other queues' commands wait for this thread.
     fn unfinished_work(&mut self) -> Result<Option<TimelinePoint>, DeviceError> {
         if self.stream()?.is_idle()? {
@@ -302,7 +302,7 @@ impl CudaExecutor {
         {
             return Ok(CommandOutcome::AwaitPoint(point, command));
         }
-        // The command adds work, behind which the next one waits.
+        // The command adds work, after which the next one waits.
         self.awaited = None;
         match command {
             CudaCommand::Upload { dst, bytes, .. } => self.upload(&dst, UploadSource::Borrowed(&bytes))?,

@@ -113,7 +113,7 @@ impl GraphExec {
                 None => nodes.last().map_or(&[][..], std::slice::from_ref),
                 Some(_) => &[],
             };
-            // SAFETY: the graph and the node before are alive. The parameters are those of a launch (see `LoadedLaunch::launch`);
+            // SAFETY: the graph and the node before are alive. The parameters come from a launch (see `LoadedLaunch::launch`);
             // the driver copies the arguments. The program keeps the function loaded for longer than this graph.
             with_parameters(launch, &at, |parameters| unsafe {
                 sys::cuGraphAddKernelNode_v2(&raw mut node, graph.0, before.as_ptr(), before.len(), parameters)
@@ -144,7 +144,7 @@ impl GraphExec {
     }
 
     /// Changes kernels and addresses, for later launches. There must be as many launches as the graph has. Returns false if the driver
-    /// refuses to change kernels behind programmatic edges: later graphs have plain ones. Then, and after an error, the graph must not
+    /// refuses to change kernels after programmatic edges: later graphs have plain ones. Then, and after an error, the graph must not
     /// be launched any more.
     pub(super) fn update<'a>(
         &mut self,

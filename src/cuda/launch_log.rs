@@ -1,5 +1,5 @@
-//! What a queue has launched and the device has not finished, for the messages of failures: CUDA reports faults asynchronously, and
-//! a hung kernel not at all.
+//! The launch log of a queue: launches that the device has not finished, for the messages of failures. CUDA reports faults
+//! asynchronously, and a hung kernel not at all.
 
 use crate::device::MemoryBudget;
 use crate::poison::lock;
@@ -38,7 +38,7 @@ impl fmt::Display for LaunchSpan {
     }
 }
 
-/// The spans of a queue that are not known to be done, each with the sequence number of the next event behind it.
+/// The spans of a queue that are not known to be done, each with the sequence number of the next event after it.
 #[derive(Debug)]
 pub(super) struct LaunchLog {
     /// The budget of the queue: of the session that launches.
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(log.running(), None);
     }
 
-    /// Several sessions of one tenant count as one; those of two do not, since either may be the cause.
+    /// Several sessions of one tenant count as one; sessions of two do not, since either may be the cause.
     #[test]
     fn a_fault_is_of_the_tenant_that_alone_had_kernels_running() {
         let tenants = [(); 2].map(|()| MemoryBudget::for_client(0));

@@ -1,7 +1,7 @@
 //! Layout of a device memory: which ranges hold repacked weights.
 //!
 //! Block types put scales and codes of a few weights side by side, so a thread would read a block by loads of one or two bytes.
-//! Products are fast if the codes of a row lie side by side, and its scales behind them. Repacking permutes the
+//! Products are fast if the codes of a row lie side by side, and its scales after them. Repacking permutes the
 //! bytes of a weight in this way, in place: the groups of rows of [`PackedLayout`] keep their size and place.
 //!
 //! The layout is invisible outside of the device:
@@ -12,7 +12,7 @@
 //! # Order and locks
 //! Queues may share a memory and read it at the same time, without points that order them. A conversion writes what all of them
 //! read, so each memory has a lock over its layout ([`MemoryLayout`]): accesses hold it shared while they are submitted, and a
-//! conversion exclusively. On the device, a conversion is behind all earlier accesses: weights are packed only while no other
+//! conversion exclusively. On the device, a conversion is ordered after all earlier accesses: weights are packed only while no other
 //! stream that uses the memory has work, and before one is unpacked the host waits for that work. Later accesses of other streams
 //! are submitted once the conversion is done.
 //!
@@ -193,7 +193,7 @@ pub(super) struct MemoryLayout {
 #[derive(Debug, Default)]
 struct LayoutUsers {
     conversion: Option<Arc<Conversion>>,
-    /// Each with the number of the last conversion that it is behind.
+    /// Each with the number of the last conversion that it is ordered after.
     streams: Vec<(Weak<Stream>, u64)>,
 }
 
@@ -202,7 +202,7 @@ struct LayoutUsers {
 pub(super) struct Conversion {
     /// Counts the conversions of a memory.
     number: u64,
-    /// Behind the conversion.
+    /// Recorded after the conversion.
     pub(super) event: Event,
 }
 
@@ -212,7 +212,7 @@ impl LayoutUsers {
         self.conversion.as_ref().map_or(0, |conversion| conversion.number)
     }
 
-    /// Records that a stream is behind the last conversion. Returns whether it was so before.
+    /// Records that a stream is ordered after the last conversion. Returns whether it was so before.
     fn mark_behind(&mut self, stream: &Arc<Stream>) -> bool {
         let number = self.last();
         let same = |user: &Weak<Stream>| std::ptr::eq(user.as_ptr(), Arc::as_ptr(stream));
@@ -246,7 +246,7 @@ impl MemoryLayout {
         }
     }
 
-    /// Records that a stream accesses the memory. If nothing orders the stream behind the last conversion, returns that conversion,
+    /// Records that a stream accesses the memory. If nothing orders the stream after the last conversion, returns that conversion,
     /// for which the caller waits before it submits the access. The caller has the lock of the map.
     pub(super) fn begin_access(&self, stream: &Arc<Stream>) -> Option<Arc<Conversion>> {
         let mut users = lock(&self.users);
@@ -259,13 +259,13 @@ impl MemoryLayout {
         users.streams.iter().filter_map(|(user, _)| user.upgrade()).filter(|user| !Arc::ptr_eq(user, stream)).collect()
     }
 
-    /// Records a conversion on a stream, with the event behind it. The caller has the map for writing. Dropping the event before it
+    /// Records a conversion on a stream, with the event after it. The caller has the map for writing. Dropping the event before it
     /// may make another context current.
     pub(super) fn set_conversion(&self, stream: &Arc<Stream>, event: Event) {
         let mut users = lock(&self.users);
         let number = users.last() + 1;
         let before = users.conversion.replace(Arc::new(Conversion { number, event }));
-        // The stream is behind its own conversion.
+        // The stream is ordered after its own conversion.
         users.mark_behind(stream);
         drop(users);
         drop(before);

@@ -68,7 +68,7 @@ impl MemorySource {
         Ok(MemorySource::Pool(pool))
     }
 
-    /// Allocates at least one byte, for use on `stream`, and on other streams behind an event of it.
+    /// Allocates at least one byte, for use on `stream`, and on other streams after an event of it.
     fn allocate(&self, bytes: usize, stream: &Stream) -> Result<sys::CUdeviceptr, DriverError> {
         match self {
             // SAFETY: the caller has made the context current; the returned value owns the memory.
@@ -140,7 +140,7 @@ impl Drop for MemoryPool {
 }
 
 /// An allocation of device memory, freed on drop without waiting. The owner must not drop it while submitted work still uses it;
-/// queues retain it until the event behind that work is reached.
+/// queues retain it until the event after that work is reached.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     context: Arc<DeviceContext>,

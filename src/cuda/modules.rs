@@ -1,7 +1,7 @@
 //! Modules: the code of one PTX file, compiled by the driver (JIT) and loaded into the context of a device.
 //!
 //! Compiling a file takes 40 to 600 ms, unless the driver's cache on disk has its code. So each module has a cell with a lock of
-//! its own: the users of one module wait for its one compilation, and those of other modules do not. [`load_all`] compiles the
+//! its own: the users of one module wait for its one compilation, and users of other modules do not. [`load_all`] compiles the
 //! modules of a program in parallel, and `precompile` those that a device is likely to need.
 #![allow(unsafe_code)]
 
@@ -64,7 +64,7 @@ impl Drop for Module {
     }
 }
 
-/// A module once it is loaded. Whoever loads it holds the lock meanwhile, and others that need it wait.
+/// A module once it is loaded. The thread that loads it holds the lock meanwhile; threads that need it wait.
 #[derive(Default)]
 struct ModuleCell(Mutex<Option<Arc<Module>>>);
 
@@ -83,7 +83,7 @@ impl Modules {
 
     /// Whether the module is loaded.
     fn has(&self, image: &PtxImage) -> bool {
-        // A module that is being loaded counts as missing: who needs it has to wait for it.
+        // A module that is being loaded counts as missing: a thread that needs it has to wait.
         self.cell(image).0.try_lock().is_ok_and(|module| module.is_some())
     }
 

@@ -34,7 +34,7 @@ impl Peers {
     }
 }
 
-/// Held while a device is connected.
+/// Lock that is held while a device is connected.
 static CONNECTING: Mutex<()> = Mutex::new(());
 
 /// The open devices of the process.
@@ -48,7 +48,7 @@ pub(super) fn devices_of(ordinal: usize) -> Vec<Arc<DeviceContext>> {
 
 /// Connects a new device with all others.
 pub(super) fn connect(context: &Arc<DeviceContext>) -> Result<(), DeviceError> {
-    // Held meanwhile: of two devices that are opened at a time, one connects them.
+    // The lock is held meanwhile, so that one of two devices that are opened at the same time connects both.
     let _connecting = lock(&CONNECTING);
     let mut devices = lock(&DEVICES);
     devices.retain(|device| device.strong_count() > 0);
@@ -58,7 +58,7 @@ pub(super) fn connect(context: &Arc<DeviceContext>) -> Result<(), DeviceError> {
         if other.gpu.ordinal == context.gpu.ordinal {
             continue;
         }
-        // Also if another device of one of the two GPUs is connected: each device has a pool of its own.
+        // Access is enabled also if another device of one of the two GPUs is connected: each device has a pool of its own.
         let works = connect_pair(context, other)?;
         context.peers.set(other.gpu.ordinal, works);
         other.peers.set(context.gpu.ordinal, works);
@@ -73,7 +73,7 @@ fn connect_pair(a: &Arc<DeviceContext>, b: &Arc<DeviceContext>) -> Result<bool, 
     match enable_access(a, b) {
         Ok(true) => {}
         Ok(false) => return Ok(false),
-        // The limit of peer connections is reached, for example.
+        // For example, the limit of peer connections is reached.
         Err(e) => {
             log::info!("no peer copies {}: {}; copies go through the host", names(), describe(e));
             return Ok(false);

@@ -104,7 +104,7 @@ impl Precompiler {
             let wide = if context.gpu.capability < MIN_MMA_CAPABILITY { "mul_mat_packed_wide" } else { "mul_mat_mma" };
             let packs = can_pack(dtype);
             let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };
-            // Products are used before the conversion, of which models have one, in the look-up of embeddings.
+            // Products are used before the conversion: models have one conversion, in the look-up of embeddings.
             let first = ["copy_from"].into_iter().chain(products);
             first.flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.

@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(times.expected_end(1), None, "nothing is known");
         times.not_reached(at(4950));
         times.reached(1, at(5000));
-        // A token, and another behind it.
+        // A token, and another after it.
         times.submitted(2, 10, at(6000));
         times.submitted(3, 10, at(6100));
         assert_eq!(

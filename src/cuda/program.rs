@@ -102,7 +102,7 @@ pub(super) struct ProgramRun<'a> {
 }
 
 impl ProgramRun<'_> {
-    /// Records an event behind the work so far and blocks until it is reached.
+    /// Records an event after the work so far and blocks until it is reached.
     fn wait_for_stream(&mut self, mut check: impl FnMut()) -> Result<(), DeviceError> {
         let seq = self.numbers.record(self.events, self.stream)?;
         let events = self.events;
@@ -205,7 +205,7 @@ impl CudaProgram {
         for region in bindings {
             addresses.push(binding_address(run.context, region)?);
         }
-        // Private results are in the slot behind those of the graph.
+        // Private results are in the slot after the graph's.
         addresses.extend([run.scratch, run.events.error_word()]);
         // Graphs have the kernels of one layout.
         let bits = |chunk: &[bool]| chunk.iter().fold(0, |bits, &packed| bits << 1 | u64::from(packed));

@@ -37,7 +37,7 @@ pub(super) type SpanOfMemory = (usize, PackedSpan);
 pub(super) struct LayoutPlan {
     /// For each packable span.
     pub(super) packed: Arc<[bool]>,
-    /// Spans of which launches need rows.
+    /// Spans that launches need as rows.
     pub(super) unpack: Vec<SpanOfMemory>,
     /// Spans that would be packed for the program.
     pub(super) pack: Vec<SpanOfMemory>,
@@ -206,7 +206,7 @@ mod tests {
             layout.finish();
             let mut map = LayoutMap::default();
             packed_before.into_iter().for_each(|span| map.set_packed(span));
-            // Both slots lie in one memory: slot 1 begins behind the weight.
+            // Both slots lie in one memory: slot 1 begins after the weight.
             let (slots, addresses) = ([(0, 0), (0, first.range.end)], [0x1000, 0x1000 + first.range.end]);
             let plan = layout.plan(&slots, &addresses, &[&map]);
             let spans = |list: Vec<SpanOfMemory>| list.into_iter().map(|(_, span)| span).collect::<Vec<_>>();

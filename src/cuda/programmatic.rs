@@ -7,7 +7,7 @@
 //!
 //! Why no kernel reads or overwrites too early:
 //!
-//! - Every kernel begins with `griddepcontrol.wait`, and ptxas keeps all accesses of global memory behind it: each thread blocks until
+//! - Every kernel begins with `griddepcontrol.wait`, and ptxas keeps all accesses of global memory after it: each thread blocks until
 //!   the kernel before has ended, and sees all that it wrote. That kernel has waited in the same way, so all kernels before it have
 //!   ended too. Therefore a kernel may also overwrite what any earlier one reads.
 //! - `griddepcontrol.launch_dependents` stands before the wait, so only launch and prologue overlap. It makes no promise about

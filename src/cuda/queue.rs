@@ -5,7 +5,7 @@
 //! of the device submits them when the point is reached or submitted. While nothing is held back, the queue has the executor and
 //! each call reaches the driver at once.
 //!
-//! Life cycle of a submission: check for an earlier failure, retain the operands until the event behind the work is reached,
+//! Life cycle of a submission: check for an earlier failure, retain the operands until the event after the work is reached,
 //! submit. Timeline points are CUDA events that are recorded on demand. Dropping a queue does not block (see `deferred_drop`).
 
 use super::commands::{CudaCommand, Download, Downloaded};
@@ -90,7 +90,7 @@ impl CudaQueue {
         self.executor.as_deref_mut().ok_or(DeviceError::Ended)
     }
 
-    /// Holds a command back, behind a wait.
+    /// Holds a command back, after a wait.
     fn hold(&mut self, command: CudaCommand) -> Result<(), DeviceError> {
         self.check_failure()?;
         self.held_since_point |= self.executor.as_ref().is_none_or(|executor| executor.dirty);
@@ -149,7 +149,7 @@ impl Queue for CudaQueue {
         self.download_all(&[src])?.pop().ok_or(DeviceError::Ended)
     }
 
-    /// Downloads all regions into one pinned block, with one event behind all copies.
+    /// Downloads all regions into one pinned block, with one event after all copies.
     fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         let beyond = DeviceError::Misuse("a download beyond the address space");
         let (mut ranges, mut end) = (Vec::with_capacity(srcs.len()), 0usize);

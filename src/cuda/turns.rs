@@ -2,7 +2,7 @@
 //!
 //! A GPU executes all that its streams have got, in an order of the driver, and no work can be taken back. So a session that
 //! submits seconds of work at once would put them in front of all others. Instead, a queue submits one segment (a slice of
-//! estimated time) and keeps the turn until the event behind the segment is reached. Deficit round robin ([`FairQueue`], as on a
+//! estimated time) and keeps the turn until the event after the segment is reached. Deficit round robin ([`FairQueue`], as on a
 //! CPU device) gives the next turn: between a request and its turn, each other tenant has about a slice. The submitting thread
 //! waits for all that, so a program is done when [`Queue::run`](crate::device::Queue::run) returns. Uploads, downloads and copies
 //! take no turn.

@@ -22,7 +22,7 @@ pub(crate) struct BudgetRefusal {
     available: u64,
     /// The limit that is reached.
     pub(crate) limit: u64,
-    /// Whether it is that of a parent.
+    /// Whether the limit is a parent's.
     pub(crate) is_parents: bool,
 }
 
@@ -47,7 +47,7 @@ impl Budget {
         Arc::new(Budget { limit, used, peak, parent })
     }
 
-    /// The limit of this budget, without those of its parents.
+    /// The limit of this budget, without the limits of its parents.
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
@@ -57,7 +57,7 @@ impl Budget {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// What is reserved now.
+    /// The reserved amount.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -67,7 +67,7 @@ impl Budget {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// What can be reserved now: what this budget and all of its parents have left.
+    /// The amount that can be reserved now: the least that this budget and its parents have left.
     pub fn available(&self) -> u64 {
         let left = self.limit().saturating_sub(self.used());
         self.parent.as_ref().map_or(left, |parent| left.min(parent.available()))

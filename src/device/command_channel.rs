@@ -45,7 +45,7 @@ pub(crate) trait Executor: Send + Sized + 'static {
     fn execute(&mut self, command: Self::Command, turn: &Turn) -> CommandOutcome<Self::Command>;
 }
 
-/// What became of a command.
+/// The outcome of a command.
 pub(crate) enum CommandOutcome<C> {
     /// It was run, or its failure was recorded.
     Done,
@@ -278,7 +278,7 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
         let mut state = lock(&self.state);
         let Some(mut executor) = state.executor.take() else { return };
         while let Some(lane) = state.next_lane() {
-            // Short commands behind a long one run on its thread too.
+            // Short commands after a long one run on its thread too.
             if lane == Lane::Long && turn.lane() == Lane::Short {
                 break;
             }

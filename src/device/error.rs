@@ -100,7 +100,7 @@ pub enum DeviceError {
     #[error("the deadline passed while waiting for {0}")]
     Deadline(&'static str),
     /// A program used the device for longer than [`MemoryBudget::limit_runs`](super::MemoryBudget::limit_runs) allows.
-    #[error("a graph used the device for longer than the limit of {limit:?} (of a server: --max-run)")]
+    #[error("a graph used the device for longer than the limit of {limit:?} (of a server: max-run in --limits)")]
     RunTooLong {
         /// The limit.
         limit: Duration,

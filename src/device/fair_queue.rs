@@ -66,7 +66,7 @@ pub(crate) struct FairQueue<T> {
     len: usize,
     /// The two tenants that had the latest turns, the last one first, and when these ended.
     latest: [Option<(u64, Instant)>; 2],
-    /// Until when all waiting tenants are held.
+    /// The time until which all waiting tenants are held.
     held_until: Option<Instant>,
     /// The tenant that had the latest turn.
     served: Option<u64>,
@@ -141,7 +141,7 @@ impl<T> FairQueue<T> {
         Some((item, Duration::from_nanos(time as u64)))
     }
 
-    /// Until when the last [`FairQueue::pop`] found all waiting tenants held.
+    /// The time until which all waiting tenants are held, by the last [`FairQueue::pop`].
     pub(crate) fn held_until(&self) -> Option<Instant> {
         self.held_until
     }
@@ -248,11 +248,11 @@ struct Flow<C> {
     waiting: C,
     /// Nanoseconds for which it may still be served, weighted by its share. Negative: its debt.
     credit: i64,
-    /// Of a tenant: the share with which its last turn was charged.
+    /// For a tenant: the share with which its last turn was charged.
     share: u32,
     /// Whether its visit has begun.
     is_visited: bool,
-    /// Of a tenant in debt: when time alone has paid it.
+    /// For a tenant in debt: the time at which the passage of time alone has paid the debt.
     held_until: Option<Instant>,
     /// The round in which it left the ring, if it has.
     left: u64,

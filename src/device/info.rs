@@ -54,7 +54,7 @@ impl Domain {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeviceKind {
-    /// The host's processors, or those of a server.
+    /// The processors of this host or of a server.
     Cpu,
     /// A GPU.
     Gpu,
@@ -133,7 +133,7 @@ pub struct LinkStats {
     pub endpoint: String,
     /// Bytes sent to the server.
     pub sent: u64,
-    /// Those of `sent` in messages that carry a graph. A graph is sent once and then run by its number, except to servers of ggml's
+    /// The part of `sent` in messages that carry a graph. A graph is sent once and then run by its number, except to servers of ggml's
     /// protocol that cannot run one again.
     pub sent_graphs: u64,
     /// Bytes received from the server.

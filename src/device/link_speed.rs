@@ -9,10 +9,10 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long round trips are measured.
 const ROUND_TRIP_TIME: Duration = Duration::from_secs(2);
 
-/// Round trips of which the median counts.
+/// Round trips; their median counts.
 const ROUND_TRIPS: usize = 31;
 
-/// Most bytes of a transfer by which the bandwidth is measured, and those of the first one.
+/// Most bytes of a transfer by which the bandwidth is measured, and the bytes of the first one.
 const TRANSFER: u64 = 8 << 20;
 const FIRST_TRANSFER: u64 = 64 << 10;
 
@@ -28,7 +28,7 @@ const TRANSFERS: usize = 64;
 pub struct LinkSpeed {
     /// Median time from a request for a few bytes to their arrival.
     pub round_trip: Duration,
-    /// Number of round trips of which this is the median.
+    /// Number of round trips; this is their median.
     pub round_trips: usize,
     /// Bytes per second to the device.
     pub to_device: f64,

@@ -127,7 +127,7 @@ impl MappedFile {
         Ok(HostBuffer::from_mapping(unsafe { options.map_copy(&self.file)? }))
     }
 
-    /// Maps a range of the file once more, read-only, as memory for [`ImportHost::import_read_only`]. Its pages are those of
+    /// Maps a range of the file once more, read-only, as memory for [`ImportHost::import_read_only`]. Its pages are the pages of
     /// the page cache: all processes that map the file share them, the system may drop them at any time, and they are read
     /// from the file again at the next access. The address of the first byte is as with [`MappedFile::map_private`].
     ///

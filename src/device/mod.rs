@@ -230,7 +230,7 @@ pub trait Device: Send + Sync + Debug {
     /// [`DeviceError::OutOfMemory`] when the budget or the device has fewer bytes available.
     fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError>;
 
-    /// Bytes to allocate for a tensor: at least its extent, and more if kernels need padding behind it.
+    /// Bytes to allocate for a tensor: at least its extent, and more if kernels need padding after it.
     fn alloc_size(&self, tensor: &TensorDesc) -> u64;
 
     /// Whether the device runs a node. [`Device::prepare`] makes the same decision.
@@ -297,7 +297,7 @@ pub trait Device: Send + Sync + Debug {
 
 impl dyn Device + '_ {
     /// Whether queues of this device copy from `other`'s memory without the host: [`PeerCopies::copies_from`] decides; a device
-    /// without that capability copies within its domain only. Behind a connection this may block for a request to the server.
+    /// without that capability copies within its domain only. For the device of a server, this may block for a request.
     pub fn copies_from(&self, other: &DeviceInfo) -> bool {
         match self.peer_copies() {
             Some(peers) => peers.copies_from(other),
@@ -338,7 +338,7 @@ pub trait Queue: Send {
     /// [`DeviceError::Misuse`] for a region of another device; the queue's sticky failure.
     fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError>;
 
-    /// Reads several regions, in order with the queue's other work. Behind a connection they take one message together.
+    /// Reads several regions, in order with the queue's other work. To the device of a server, they take one message together.
     ///
     /// # Errors
     /// As [`Queue::download`].

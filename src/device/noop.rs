@@ -46,7 +46,7 @@ pub struct NoopDevice {
     copies_from: Arc<CopyRule>,
     /// Budget of all buffers; its limit is the size of the device's memory.
     memory: Arc<MemoryBudget>,
-    /// Padding in bytes behind each tensor.
+    /// Padding in bytes after each tensor.
     padding: u64,
 }
 
@@ -77,7 +77,7 @@ impl NoopDevice {
         NoopDevice { memory: MemoryBudget::new(bytes), ..self }
     }
 
-    /// Makes [`Device::alloc_size`] add `bytes` bytes of padding behind each tensor.
+    /// Makes [`Device::alloc_size`] add `bytes` bytes of padding after each tensor.
     pub fn with_padding(self, bytes: u64) -> NoopDevice {
         NoopDevice { padding: bytes, ..self }
     }
@@ -169,7 +169,7 @@ impl PeerCopies for NoopDevice {
     }
 }
 
-/// Distinguishes programs of no-op devices from those of other devices.
+/// Distinguishes programs of no-op devices from programs of other devices.
 struct NoopProgram;
 
 struct NoopQueue {

@@ -55,7 +55,7 @@ pub(crate) struct QueueThreads(Arc<StopOnDrop>);
 
 struct StopOnDrop(Arc<Lanes>);
 
-/// What the threads, and the channels that they serve, share.
+/// The state that the threads and the channels share.
 pub(super) struct Lanes {
     state: Mutex<LanesState>,
     /// By [`Lane`].
@@ -81,7 +81,7 @@ struct LaneSignals {
 }
 
 impl LaneSignals {
-    /// Those of a lane without waiters.
+    /// The signals of a lane without waiters.
     fn new() -> LaneSignals {
         LaneSignals {
             changed: Condvar::new(),
@@ -103,7 +103,7 @@ struct LanesState {
 
 struct LaneState {
     waiting: FairQueue<Waiter>,
-    /// Since when there have been waiters without a break.
+    /// The time since which there have always been waiters.
     contended_since: Option<Instant>,
     /// Channels that have a turn, and its slice, until a thread of the lane runs them.
     ready: VecDeque<(Arc<dyn RunCommands>, Duration)>,
@@ -309,7 +309,7 @@ impl Lanes {
         self.signals(Lane::Short).changed.notify_one();
     }
 
-    /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
+    /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues after a long program would
     /// make the lane grow.
     pub(super) fn remove(self: &Arc<Self>, channel: &Arc<dyn RunCommands>) {
         let keys = channel.session().flow_keys();

@@ -45,7 +45,7 @@ impl RepackDelay {
         !self.converting && self.left.load(Ordering::Relaxed) == 0
     }
 
-    /// The parts before and behind a range, if they are worth packing.
+    /// The parts before and after a range, if they are worth packing.
     fn outside(&self, range: &Range<usize>) -> impl Iterator<Item = RepackDelay> {
         let parts =
             [self.range.start..range.start.max(self.range.start), range.end.min(self.range.end)..self.range.end];

@@ -42,7 +42,7 @@ pub struct TensorMemory {
 struct TensorPlace {
     buffer: usize,
     offset: u64,
-    /// The tensor's extent, which is the size of its region. Padding that the device reserves behind it is not included.
+    /// The tensor's extent, which is the size of its region. Padding that the device reserves after it is not included.
     bytes: u64,
 }
 

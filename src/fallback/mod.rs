@@ -108,7 +108,7 @@ impl Fallback {
     fn choose_side(&self, node: NodeView<'_>) -> Result<(Side, Option<Unsupported>), Unsupported> {
         let Support::No(unsupported) = self.primary.support(node) else { return Ok((Side::Primary, None)) };
         if matches!(node.op, Op::Collective(_)) {
-            // The secondary's queue, of which the user knows nothing, is no rank of a group.
+            // The user does not know the secondary's queue, which is no rank of a group.
             return Err(unsupported);
         }
         match self.secondary.support(node) {

@@ -39,7 +39,7 @@ pub(super) struct SecondarySegment {
     pub(super) reads: Box<[CopyRange]>,
     /// Bytes to copy back to the primary after the program ran.
     pub(super) writes: Box<[CopyRange]>,
-    /// Padding that the secondary device reserves behind tensors: byte ranges of the scratch memory, zeroed before each run
+    /// Padding that the secondary device reserves after tensors: byte ranges of the scratch memory, zeroed before each run
     /// because kernels expect zeros there, as in new buffers.
     pub(super) padding: Box<[Range<u64>]>,
     /// The ops of the nodes, with the number of nodes of each.
@@ -226,7 +226,7 @@ struct ScratchRange {
     end: usize,
     /// Bytes from the start of the scratch memory.
     scratch_start: usize,
-    /// Bytes reserved in scratch memory: the range, and padding behind its tensors.
+    /// Bytes reserved in scratch memory: the range, and padding after its tensors.
     reserved: usize,
 }
 

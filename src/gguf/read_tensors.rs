@@ -35,7 +35,7 @@ pub fn read_tensors(mut file: impl Read, len: u64) -> Result<Vec<TensorInfo>, He
     let mut head = Vec::new();
     let mut limit = FIRST_READ_BYTES;
     loop {
-        // Not past `len`, since the file may be growing.
+        // Reads stop at `len`, because the file may be growing.
         let missing = limit.min(len).saturating_sub(head.len() as u64);
         file.by_ref().take(missing).read_to_end(&mut head)?;
         let whole_file = (head.len() as u64) < limit;

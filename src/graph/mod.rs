@@ -106,7 +106,7 @@ impl Graph {
         Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs), aligned })
     }
 
-    /// The same graph with other places of some tensors. A place may be in a slot after those of the graph, which the caller binds.
+    /// The same graph with other places of some tensors. A place may be in a slot after the graph's slots, which the caller binds.
     pub(crate) fn with_places(mut self, places: impl IntoIterator<Item = (TensorId, SlotOffset)>) -> Graph {
         for (id, place) in places {
             if let Some(tensor) = self.tensors.get_mut(id.0 as usize) {

@@ -6,7 +6,7 @@ use std::fmt;
 macro_rules! ops {
     (ggml { $($number:literal $code:ident $name:literal;)* } fanout { $($own_number:literal $own:ident $own_name:literal;)* }) => {
         /// An op. The discriminant is its number on the wire of protocol 8.0.1. The numbers of fanout's own ops are far above
-        /// those of ggml, and no message carries them.
+        /// ggml's numbers, and no message carries them.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs)] // ggml's op names; docs/ops.md describes them
         #[repr(u32)]

@@ -117,6 +117,19 @@ pub enum RegistryError {
     Device(#[from] DeviceError),
 }
 
+impl RegistryError {
+    /// Whether the same list may be opened later without any change of configuration: servers cannot be reached, and none of them
+    /// refuses this client for good.
+    #[cfg(feature = "client")]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            RegistryError::Endpoint(error) => error.is_transient(),
+            RegistryError::Endpoints { errors, .. } => errors.iter().all(ConnectError::is_transient),
+            _ => false,
+        }
+    }
+}
+
 fn or_available(available: &str) -> String {
     if available.is_empty() { String::new() } else { format!("; available: {available}") }
 }

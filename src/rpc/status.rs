@@ -27,7 +27,7 @@ pub struct ServerStatus {
     pub rates: Rates,
     /// Sums since the start of the server.
     pub totals: Totals,
-    /// What there is between this server and others.
+    /// Transfers, groups and connections between this server and others.
     pub links: Links,
     /// The sessions that run, in the order of their beginning, except for the one that asks. At most [`ServerStatus::MAX_SESSIONS`].
     pub sessions: Vec<SessionStatus>,
@@ -127,11 +127,11 @@ pub struct Totals {
     pub device_time: f64,
 }
 
-/// What there is between this server and others.
+/// Transfers, groups and connections between this server and others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Links {
-    /// Tensor groups of which this server has ranks.
+    /// Tensor groups with ranks on this server.
     pub groups: usize,
     /// Tokens with which other servers may still send data.
     pub transfers: usize,
@@ -163,7 +163,7 @@ pub struct SessionStatus {
     pub memory: u64,
     /// The most that it has held.
     pub peak_memory: u64,
-    /// What it does: `idle`, `receiving`, `sending`, or the name of a request.
+    /// The session's activity: `idle`, `receiving`, `sending`, or the name of a request.
     pub activity: String,
     /// For how long.
     pub activity_seconds: f64,

@@ -251,6 +251,9 @@ fn a_queue_beyond_the_limit_of_its_address_fails_and_the_session_goes_on() {
     };
     assert_eq!(use_queue(&clients[0]).unwrap(), [7; 64]);
     let failed = use_queue(&clients[1]).unwrap_err();
-    assert!(failed.to_string().contains("already 1 queues, a quarter of the limit (--max-queues)"), "{failed}");
+    assert!(
+        failed.to_string().contains("already 1 queues, a quarter of the limit (max-queues in --limits)"),
+        "{failed}"
+    );
     assert!(clients.iter().all(|client| client.devices()[0].memory().is_ok()));
 }

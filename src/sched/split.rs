@@ -92,7 +92,7 @@ impl SplitPass<'_> {
         stored && !self.written[at] && self.split_graph.homes[at] != Some(device)
     }
 
-    /// Whether a node reads a weight of another device of which its device has no replica yet.
+    /// Whether a node reads a weight of another device and its own device has no replica of the weight yet.
     fn needs_weight_copy(&self, node: &Node, device: usize) -> bool {
         self.task.reads(node).any(|(_, slot, range)| {
             let already_read =

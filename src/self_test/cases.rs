@@ -35,7 +35,7 @@ const IN_Q8: f64 = 1e-5;
 
 /// Every case, in the order of [`FAMILIES`]: at least one for each op that a single device runs.
 ///
-/// The collective ops have none: a device runs them as a rank of a group, of which the other ranks are other queues or devices.
+/// The collective ops have none: a device runs them as a rank of a group whose other ranks are other queues or devices.
 ///
 /// # Errors
 /// [`BuildError`] for a case with an invalid graph, which is a bug in fanout.

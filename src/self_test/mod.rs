@@ -1,4 +1,4 @@
-//! Self-test of a device: a small graph for each op, with the results compared to those of an exact CPU device. It finds a device whose
+//! Self-test of a device: a small graph for each op, with the results compared to an exact CPU device's. It finds a device whose
 //! driver, kernels or memory give wrong results, before a model does.
 //!
 //! [`cases`] lists the graphs, and [`check`] runs one of them on a device. A case covers one op, and for products, rows and attention one
@@ -130,7 +130,7 @@ fn result_values(node: &Node, result: &Tensor, memory: &[u8]) -> Option<Vec<f64>
     Some(values)
 }
 
-/// How the results of a device compare with those of the reference.
+/// How the results of a device compare with the reference's.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Within the bound.
@@ -161,7 +161,7 @@ pub enum Verdict {
 /// [`Case::bytes`] and what their queues need, one after the other.
 ///
 /// # Errors
-/// Those of `device`, also [`DeviceError::Deadline`] when the results are not there at `deadline`. The work of the device is then
+/// The errors of `device`, also [`DeviceError::Deadline`] when the results are not there at `deadline`. The work of the device is then
 /// discarded, as by every drop of a queue. An error of the reference has its name ([`DeviceError::OnDevice`]).
 pub fn check(
     case: &Case,

@@ -90,7 +90,7 @@ fn right_results_pass_and_each_wrong_one_is_found() {
                 failed.push(format!("{}: byte {offset} altered: {:?}", case.name(), altered(offset)));
             }
         }
-        // The first tensor is an input, unless the op writes it or has none; behind the last one is a gap.
+        // The first tensor is an input, unless the op writes it or has none; after the last one is a gap.
         let is_input = results.iter().all(|(_, place)| place.offset > 0);
         for offset in [0, got.len() - 1].into_iter().filter(|&offset| offset > 0 || is_input) {
             assert_eq!(altered(offset), Verdict::StrayWrite { offset }, "{}", case.name());

@@ -351,7 +351,7 @@ blocks! {
         qh: [[u8; 2]; 8],
     }
 
-    /// 256 elements as those of [`BlockIq1S`], with a shift per eight and a scale per sixteen.
+    /// 256 elements as in [`BlockIq1S`], with a shift per eight and a scale per sixteen.
     BlockIq1M = IQ1_M {
         /// Low bytes of the grid indices.
         qs: [u8; 32],

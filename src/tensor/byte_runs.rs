@@ -5,11 +5,11 @@ use std::ops::Range;
 use thiserror::Error;
 
 /// A two-dimensional range of bytes of a tensor: `count` runs of `run_bytes` bytes each. The first run starts at `offset`, and
-/// each further one `stride` bytes behind the start of the run before. The runs do not overlap, and all offsets fit into 64
+/// each further one `stride` bytes after the start of the run before. The runs do not overlap, and all offsets fit into 64
 /// bits; both hold by construction. A range without runs, or with runs of 0 bytes, is empty.
 ///
 /// [`ByteRuns::of_slice`] gives the range of a slice: a range of rows is one run, the same blocks of each row are one run per
-/// row. The bytes of the runs, one run behind the other, are the slice as a contiguous tensor.
+/// row. The bytes of the runs, one run after the other, are the slice as a contiguous tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ByteRuns {
     offset: u64,
@@ -43,7 +43,7 @@ pub enum ByteRunsError {
         /// Number of runs.
         count: u64,
     },
-    /// The last run ends behind the tensor.
+    /// The last run ends after the end of the tensor.
     #[error("the runs end at byte {end} of a tensor of {bytes} bytes")]
     OutOfBounds {
         /// End of the last run in bytes.
@@ -209,7 +209,7 @@ impl ByteRuns {
         Ok(self.ranges().filter_map(|range| tensor.get(range.start as usize..range.end as usize)))
     }
 
-    /// Reads the runs of `tensor`, the bytes of a whole tensor, one run behind the other. For an upload of a slice of a mapped
+    /// Reads the runs of `tensor`, the bytes of a whole tensor, one run after the other. For an upload of a slice of a mapped
     /// file: `queue.upload_from(region, Some(&slice), |dst| reader.read(dst))`.
     ///
     /// # Errors
@@ -268,7 +268,7 @@ impl RunCursor {
         RunCursor { run: offset..offset + first, run_bytes, gap: stride.saturating_sub(run_bytes), later_runs }
     }
 
-    /// The next bytes that lie one behind the other; `None` at the end.
+    /// The next bytes that lie one after the other; `None` at the end.
     pub(crate) fn peek(&mut self) -> Option<Range<u64>> {
         if self.run.is_empty() {
             self.later_runs = self.later_runs.checked_sub(1)?;
@@ -278,7 +278,7 @@ impl RunCursor {
         Some(self.run.clone())
     }
 
-    /// As [`RunCursor::peek`], but at most `max` bytes, behind which the cursor then is.
+    /// As [`RunCursor::peek`], but at most `max` bytes, after which the cursor then is.
     pub(crate) fn take(&mut self, max: u64) -> Option<Range<u64>> {
         let Range { start, end } = self.peek()?;
         self.run.start = end.min(start.saturating_add(max));

@@ -30,7 +30,7 @@ pub(crate) struct Attack {
     pub(crate) transfer_threads: usize,
     /// Device memory that the graphs of the attack write, in bytes. Unless it is 0, the times of a client's graphs are limited.
     pub(crate) device_memory: u64,
-    /// Whether the attack leaves ordinary clients a queue: those of loopback share `--max-queues` with it.
+    /// Whether the attack leaves ordinary clients a queue: those of loopback share `max-queues` with it.
     pub(crate) queues_left: bool,
     /// Repeats the attack until the time is over, at least once. Returns the number of rounds, and closes all connections.
     pub(crate) run: fn(address: &str, until: Instant) -> Result<u64>,

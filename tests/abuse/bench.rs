@@ -37,7 +37,7 @@ const DEFAULT_LENGTH: Duration = Duration::from_secs(5);
 const SPARE_THREADS: usize = 8;
 const MAX_MAPPINGS_ADDED: usize = 4096;
 
-/// Resident memory above that at the start and `--max-host-memory` that the server may have, in bytes: stacks of threads, and
+/// Resident memory above that at the start and `max-host-memory` that the server may have, in bytes: stacks of threads, and
 /// what the allocator keeps. Device memory that an attack writes is added.
 const SPARE_MEMORY: u64 = 64 << 20;
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 /// `--threads` of the server.
 const WORKERS: usize = 2;
 
-/// `--max-host-memory` of the server in bytes.
+/// `max-host-memory` of the server in bytes.
 pub(crate) const HOST_MEMORY: u64 = 512 << 20;
 
 /// Threads of any server: accept loop, signals, hang-up watch.

@@ -10,8 +10,6 @@ transformers' apply_chat_template.
 import argparse
 import datetime
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -138,13 +136,10 @@ def render(folder):
 
 def compare():
     from servers import ROOT
-    from upstream import archive
+    from upstream import archive, run_unit_test
 
     templates = archive(ROOT / "target/upstream") / "models/templates"
-    test = "chat::tests::templates_of_a_folder_render_as_jinja2_does"
-    argv = ["cargo", "test", "--locked", "--workspace", "--lib", test, "--", "--ignored", "--nocapture"]
-    env = {**os.environ, "FANOUT_CHAT_TEMPLATES": str(templates), "FANOUT_PYTHON": sys.executable}
-    sys.exit(subprocess.run(argv, cwd=ROOT, env=env).returncode)
+    sys.exit(run_unit_test("chat::tests::templates_of_a_folder_render_as_jinja2_does", FANOUT_CHAT_TEMPLATES=str(templates)))
 
 
 def main():

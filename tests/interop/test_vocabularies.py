@@ -9,11 +9,9 @@ name of a pre-tokenizer that llama-vocab.cpp has. --encode prints a line of JSON
 """
 import argparse
 import json
-import os
 import random
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -111,11 +109,10 @@ def encode(folder):
 
 def compare():
     from servers import ROOT
+    from upstream import run_unit_test
 
     test = "tokenizer::tests::vocabularies_of_a_folder_have_the_token_ids_of_llama_cpp"
-    argv = ["cargo", "test", "--locked", "--workspace", "--lib", test, "--", "--ignored", "--nocapture"]
-    env = {**os.environ, "FANOUT_VOCABULARIES": str(ROOT / "target/upstream/vocabularies"), "FANOUT_PYTHON": sys.executable}
-    sys.exit(subprocess.run(argv, cwd=ROOT, env=env).returncode)
+    sys.exit(run_unit_test(test, FANOUT_VOCABULARIES=str(ROOT / "target/upstream/vocabularies")))
 
 
 def main():

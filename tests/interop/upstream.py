@@ -15,7 +15,7 @@ from pathlib import Path
 
 import llama_cpp
 
-from servers import HERE
+from servers import HERE, ROOT
 
 # Folders of the archive's vendor/llama.cpp that the tests use.
 SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models")
@@ -72,3 +72,9 @@ def load_plugin(library: Path) -> str:
     os.environ["GGML_BACKEND_PATH"] = str(library.resolve())
     os.environ.setdefault("FANOUT_DEVICES", "CPU")
     return "Fanout0"
+
+
+def run_unit_test(name: str, **variables: str) -> int:
+    """The exit status of a unit test of the workspace that cargo skips otherwise, with these variables of the environment."""
+    argv = ["cargo", "test", "--locked", "--workspace", "--lib", name, "--", "--ignored", "--nocapture"]
+    return subprocess.run(argv, cwd=ROOT, env={**os.environ, "FANOUT_PYTHON": sys.executable, **variables}).returncode

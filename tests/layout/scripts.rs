@@ -50,6 +50,30 @@ fn scripts_print_help_and_start_nothing() {
     }
 }
 
+/// CI does not run the first tier of scripts/test.sh, which has builds of its own: a test that it names must exist all the same.
+#[test]
+fn commands_name_tests_that_exist() {
+    let mut files = scripts();
+    files.extend([".ci/run", "CONTRIBUTING.md", "docs/cuda.md"].map(|file| root().join(file)));
+    let mut found = 0;
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        // `-- --test` is an option of a benchmark, before the end of its command.
+        let named = text.split("--test ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+        for test in named.filter(|&word| word != ";;") {
+            let file = file.display();
+            assert!(root().join(format!("tests/{test}/main.rs")).exists(), "{file}: there is no test {test}");
+            found += 1;
+        }
+    }
+    assert!(found >= 10, "{found}");
+    let first = fs::read_to_string(root().join("scripts/test.sh")).unwrap();
+    let filters: Vec<_> = first.lines().filter_map(|line| line.split_once("--test cuda -- ")).collect();
+    assert_eq!(filters.len(), 1);
+    let model = fs::read_to_string(root().join("tests/cuda/programmatic.rs")).unwrap();
+    assert!(model.contains(&format!("#[test]\nfn {}", filters[0].1)), "scripts/test.sh: no test {}", filters[0].1);
+}
+
 /// scripts/loop_counts.py fails if a count in the recorded table is too high, too low or missing, and names the loop.
 #[test]
 fn counts_of_loops_are_compared_with_the_recorded_ones() {

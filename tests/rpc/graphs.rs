@@ -225,7 +225,7 @@ fn a_graph_ends_at_the_limit_of_its_time() {
     const LONG: u64 = 4000;
     let server = TestServer::start(Config::default().with_max_run(Some(LIMIT)));
     let memory_bytes = (8 * 8192 * 64) + LONG * (4 * 64 * 64);
-    let message = "a graph used the device for longer than the limit of 1s (of a server: --max-run)";
+    let message = "a graph used the device for longer than the limit of 1s (of a server: max-run in --limits)";
 
     let mut client = Client::connect(&server);
     let memory = client.alloc(0, memory_bytes);

@@ -203,7 +203,7 @@ fn a_connection_whose_base_does_not_fit_is_told_that_the_server_is_full() {
     let mut refused = Client::connect_without_hello(&server);
     refused.send(&hello_request());
     refused.read_reply(RpcCommand::Hello);
-    refused.expect_refused(&["rejected", "--max-host-memory"]);
+    refused.expect_refused(&["rejected", "max-host-memory"]);
     clients.iter_mut().for_each(Client::assert_alive);
     // A message that can never fit is refused at once, with the numbers.
     let mut client = clients.remove(0);
@@ -211,7 +211,7 @@ fn a_connection_whose_base_does_not_fit_is_told_that_the_server_is_full() {
     message.extend_from_slice(&(LARGE_MESSAGE as u64).to_le_bytes());
     message.resize(message.len() + LARGE_MESSAGE, 0);
     push(&mut client, &message);
-    client.expect_refused(&["GRAPH_COMPUTE", "--max-host-memory", &format!("of the server's {}", Bytes(2 * base))]);
+    client.expect_refused(&["GRAPH_COMPUTE", "max-host-memory", &format!("of the server's {}", Bytes(2 * base))]);
     // The client of the extension learns of it from the queue that runs the graph.
     eventually("there is room again", || server.handle.connections() == 1);
     let (mut client, _) = Client::connect_extended(&server);
@@ -222,7 +222,7 @@ fn a_connection_whose_base_does_not_fit_is_told_that_the_server_is_full() {
     client.run_graph(0, 1);
     match client.next_notification() {
         ReceivedNotification::QueueFailed(0, fault) => {
-            assert!(format!("{fault:?}").contains("--max-host-memory"), "{fault:?}");
+            assert!(format!("{fault:?}").contains("max-host-memory"), "{fault:?}");
         }
         other => panic!("{other:?}"),
     }

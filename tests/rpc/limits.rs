@@ -58,7 +58,7 @@ fn open_positions(silent: &[Client], open: usize) -> Vec<usize> {
 fn handshakes_beyond_the_limit_close_the_oldest() {
     let server = server_with_handshakes(Config::default().with_max_connections_per_address(2), 2);
     let mut silent: Vec<_> = (0..3).map(|_| Client::connect_without_hello(&server)).collect();
-    silent.remove(0).expect_refused(&["already 2 handshakes in flight", "--max-handshakes"]);
+    silent.remove(0).expect_refused(&["already 2 handshakes in flight", "max-handshakes"]);
     silent.remove(0).exchange_hello(CLIENT_VERSION).assert_alive();
     Client::connect(&server).assert_alive();
     assert_eq!(open_positions(&silent, 1), [0]);
@@ -131,8 +131,8 @@ fn idle_clients_are_closed_if_there_is_a_limit() {
     let server = TestServer::start(Config::default().with_idle_timeout(Some(5 * SHORT_TIMEOUT)));
     let silent = Client::connect(&server);
     let extended = Client::connect_extended(&server).0;
-    silent.expect_refused(&["no request within", "--idle-timeout"]);
-    extended.expect_protocol_error(&["no request within", "--idle-timeout"]);
+    silent.expect_refused(&["no request within", "idle-timeout"]);
+    extended.expect_protocol_error(&["no request within", "idle-timeout"]);
 }
 
 #[test]

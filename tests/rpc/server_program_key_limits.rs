@@ -112,7 +112,7 @@ fn the_status_option_names_the_keys_with_sessions_to_keys_alone() {
     assert_eq!(status, Some(0), "{text}");
     for part in [
         "\nkey alice: sessions 1, device memory 3 MiB\nkey bob: sessions 1, device memory 0 B\n",
-        "\nlimit: connections of this key (--max-connections-per-address): 1 of 256\n",
+        "\nlimit: connections of this key (max-connections-per-address): 1 of 256\n",
     ] {
         assert!(text.contains(part), "{part:?} in {text}");
     }

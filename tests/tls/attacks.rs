@@ -17,7 +17,7 @@ const STALLED: usize = 1000;
 /// Threads of clients whose handshakes fail, one after the other.
 const HANDSHAKE_THREADS: usize = 4;
 
-/// `--max-handshakes` of the server: its default.
+/// `max-handshakes` of the server: its default.
 const MAX_HANDSHAKES: u64 = 128;
 
 /// Threads that sessions of this suite add to the server.
@@ -29,7 +29,7 @@ const MAX_MEMORY: u64 = 64 << 20;
 /// Longest median of a small request beside an attack that uses a processor as well. Alone it takes about 0.05 ms.
 const MAX_MEDIAN: Duration = Duration::from_millis(5);
 
-/// Longest time to wait for bytes of the server. It closes all connections earlier (`--handshake-timeout`).
+/// Longest time to wait for bytes of the server. It closes all connections earlier (`handshake-timeout`).
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection from another address of loopback than the ordinary clients.

@@ -191,7 +191,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// The tables: those of the document for users, and those of the rarer wrong uses.
+/// The tables: of the document for users, and of the rarer wrong uses.
 ///
 /// # Panics
 /// The document is missing.

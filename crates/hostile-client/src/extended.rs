@@ -25,7 +25,7 @@ fn encode_ext(request: &ExtRequest<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The first messages of a session, behind HELLO.
+/// The first messages of a session, after HELLO.
 pub(super) fn opening_messages() -> Vec<u8> {
     let open = |queue| encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue, device: queue / 2 }));
     [

@@ -26,7 +26,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 const SESSION_MEMORY: u64 = 4 << 20;
 const MAX_BUFFER_BYTES: u64 = 1 << 16;
 
-/// Address of the first buffer of a session on the server, alignment of buffers, and guard bytes behind each. The attacker
+/// Address of the first buffer of a session on the server, alignment of buffers, and guard bytes after each. The attacker
 /// predicts addresses from these.
 const FIRST_BASE: u64 = 1 << 44;
 const PAGE: u64 = 4096;
@@ -57,7 +57,7 @@ impl Target {
         });
         let device = |k| CpuDevice::new(k, 2, MathMode::Fast, 64 << 20).expect("a device") as Arc<dyn Device>;
         let devices = vec![device("CPU0"), device("CPU1")];
-        // The messages of the attacker are those of 7.0.
+        // The attacker sends messages of 7.0.
         let config = Config::default().with_protocol(vec![ServedVersion::V7_0]).with_max_memory(Some(SESSION_MEMORY));
         let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
         let addr = server.local_addr();

@@ -132,7 +132,7 @@ pub struct Args {
     /// RPC servers, separated by commas: host or host:port, where the port is 50052 unless given; dns:NAME:PORT for all addresses of
     /// a name, ordered by address; file:DIR for those that `rpc-server --announce DIR` announces. With --retry, names and folders
     /// are read again when a server is lost, and another server that they list takes its place. All devices of the servers are
-    /// used, before those of --device.
+    /// used, before the devices of --device.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub rpc: Vec<ServerSource>,
 
@@ -244,10 +244,16 @@ pub struct Args {
     #[arg(long, value_name = "P", requires = "sampled", value_parser = part)]
     pub min_p: Option<f32>,
 
-    /// Make tokens less likely that are among the last 64: divides their logits by this number, or multiplies them if they are negative;
-    /// 1: no change. The client then samples, and reads all logits of each token [default: 1; with --chat what the model recommends].
+    /// Make tokens less likely that are among the last 64, or with --chat among as many as the model recommends: divides their logits
+    /// by this number, or multiplies them if they are negative; 1: no change. The client then samples, and reads all logits of each
+    /// token [default: 1; with --chat what the model recommends].
     #[arg(long, value_name = "X", value_parser = penalty)]
     pub repeat_penalty: Option<f32>,
+
+    /// Tokens at the end of a sequence that the repeat penalty makes less likely: llama.cpp's default, or in a chat what the
+    /// model recommends.
+    #[arg(skip = 64usize)]
+    pub penalised_tokens: usize,
 
     /// Seed of the random draws; the same seed gives the same tokens; needs --temp or --chat.
     #[arg(long, value_name = "N", requires = "sampled")]
@@ -340,7 +346,7 @@ impl Args {
         self.model_argument.as_ref().or(self.model_option.as_ref()).map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// The list of devices from `servers`, those of `--rpc`, and `--device`; `None` if there are neither.
+    /// The list of devices from `servers`, which are the servers of `--rpc`, and `--device`; `None` if there are neither.
     ///
     /// # Errors
     /// [`ArgsError::Memory`] for `--mem` with devices of servers only.

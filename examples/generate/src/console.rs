@@ -64,7 +64,7 @@ impl Streams {
 }
 
 /// Whether both streams are the same terminal, file or pipe. Text in a pipe beside messages on a terminal counts, too: the program
-/// behind the pipe, such as `tee`, probably writes the text to the same terminal.
+/// after the pipe, such as `tee`, probably writes the text to the same terminal.
 fn shown_together(text: &impl AsFd, messages: &(impl AsFd + IsTerminal)) -> io::Result<bool> {
     let metadata = |stream: &dyn AsFd| File::from(stream.as_fd().try_clone_to_owned()?).metadata();
     let (text, other) = (metadata(text)?, metadata(messages)?);

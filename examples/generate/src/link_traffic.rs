@@ -28,7 +28,7 @@ impl Phase {
 pub struct Traffic {
     /// Bytes to the server.
     pub sent: u64,
-    /// Those of `sent` in messages that carry a graph.
+    /// The part of `sent` in messages that carry a graph.
     pub sent_graphs: u64,
     /// Bytes from the server.
     pub received: u64,

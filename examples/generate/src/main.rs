@@ -108,7 +108,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);
     }
     tensor_names::check(&gguf, &hparams).with_context(|| path.clone())?;
-    let args = &args.clone().with_sampling(&gguf.metadata).with_context(|| path)?;
+    let args = &args.clone().with_sampling(&gguf.metadata);
     let interrupt = Interrupt::on_signal().context("the handler of Ctrl-C")?;
     generate::run::run_program(args, &file, &gguf, &hparams, (&mut io::stdin().lock(), &interrupt), &mut TextWriter)
 }

@@ -16,7 +16,7 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Maps a file. If its name is that of a part of a split model, maps all parts, which are in the same folder.
+    /// Maps a file. If its name belongs to a part of a split model, maps all parts, which are in the same folder.
     ///
     /// # Errors
     /// A file that cannot be mapped, by its path.
@@ -36,7 +36,7 @@ impl ModelFile {
         &self.parts
     }
 
-    /// Parses all parts as one file: the metadata is that of the first part, and the positions of tensors are those in all parts one
+    /// Parses all parts as one file: the metadata comes from the first part, and the positions of tensors are those in all parts one
     /// after the other ([`locate`]).
     ///
     /// # Errors
@@ -89,7 +89,7 @@ pub fn locate(parts: &[&[u8]], bytes: std::ops::Range<usize>) -> Option<(usize, 
     None
 }
 
-/// The paths of all parts of a split model, if the name is that of one.
+/// The paths of all parts of a split model, if the name belongs to one.
 fn part_paths(path: &Path) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;

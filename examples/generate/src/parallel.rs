@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::Write;
 use std::path::Path;
 
-/// What a line of the file begins with that has token ids instead of text.
+/// The beginning of a line of the file that has token ids instead of text.
 const TOKENS: &str = "tokens:";
 
 /// Largest file of prompts in bytes.
@@ -79,7 +79,7 @@ struct Job {
     outcome: Option<Result<(), SampleError>>,
 }
 
-/// The replies to a list of prompts, of which the engine works on some at a time.
+/// The replies to a list of prompts; the engine works on some of them at a time.
 pub struct Replies<'a> {
     args: &'a Args,
     tokenizer: Option<&'a Tokenizer>,
@@ -333,7 +333,7 @@ impl<'a> Replies<'a> {
     }
 }
 
-/// What a pass has done.
+/// The result of a pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
     /// Tokens that were submitted.
@@ -349,7 +349,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// What its batches count as.
+    /// The phase to which its batches belong.
     fn phase(self) -> Phase {
         match self {
             Pass { recomputes: true, .. } | Pass { is_invalid: true, .. } => Phase::Recovery,

@@ -16,7 +16,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// How progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Not at all.
+    /// Nothing is shown.
     Hidden,
     /// As a bar for each task.
     Bars,
@@ -24,7 +24,7 @@ pub enum Progress {
     Lines,
 }
 
-/// What is counted.
+/// The unit of the progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes, shown in MB (10^6 bytes).

@@ -132,7 +132,7 @@ impl Report {
         rate(self.decoded, self.decode_time)
     }
 
-    /// Adds compute times of the devices to those of the prompts or of decoding; those of other phases are in no sum.
+    /// Adds compute times of the devices to the sum of the prompts or of decoding; times of other phases are in no sum.
     pub fn add_busy_times(&mut self, phase: Phase, times: Vec<Option<Duration>>) {
         self.busy.resize(times.len(), [Some(Duration::ZERO); 2]);
         let column = match phase {

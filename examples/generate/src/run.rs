@@ -53,7 +53,7 @@ pub fn run_program(
         warn_without_tokenizer(&tokenizer);
         let Some((planned, predicted)) = planned_args(args, file, gguf, hparams, longest, out)? else { return Ok(()) };
         let args: &Args = &planned;
-        let mut session = Session::when_reachable(args, file, gguf, hparams, longest)?;
+        let mut session = Session::new(args, file, gguf, hparams, longest)?;
         let load = session.load()?;
         let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
         let totals = Report { load, predicted, ..replies.run(&mut session, out)? };
@@ -64,7 +64,7 @@ pub fn run_program(
             .map_err(|e| anyhow!("--perplexity {}: {e}{}", path.display(), io_hint(&e)))?;
         let tokens = needed(&tokenizer)?.encode(&text)?;
         args.check_prompt(&tokens, hparams.vocab)?;
-        let mut session = Session::when_reachable(args, file, gguf, hparams, tokens.len())?;
+        let mut session = Session::new(args, file, gguf, hparams, tokens.len())?;
         session.load()?;
         return perplexity::write(&mut session, &tokens, out);
     }
@@ -87,7 +87,7 @@ pub fn run_program(
         return Ok(());
     };
     let args: &Args = &planned;
-    let mut session = Session::when_reachable(args, file, gguf, hparams, prompt_tokens)?;
+    let mut session = Session::new(args, file, gguf, hparams, prompt_tokens)?;
     if let (true, Some(prompt)) = (args.compare, &prompt) {
         return compare(&mut session, &prompt.tokens, out);
     }

@@ -7,9 +7,6 @@ use std::collections::{BinaryHeap, HashSet};
 use std::num::NonZeroUsize;
 use thiserror::Error;
 
-/// Tokens at the end of a sequence that `--repeat-penalty` makes less likely, as in llama.cpp.
-const PENALISED_TOKENS: usize = 64;
-
 /// How the tokens of all sequences are sampled.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -20,6 +17,8 @@ pub struct Sampler {
     min_p: f32,
     /// 1: no penalty.
     repeat_penalty: f32,
+    /// Tokens at the end of a sequence to which the penalty applies.
+    penalised_tokens: usize,
     seed: u64,
 }
 
@@ -65,13 +64,14 @@ impl Ord for Candidate {
 impl Sampler {
     /// As [`Sampling::new`]. The uniform numbers follow from `seed`.
     pub fn new(temperature: f32, top_k: Option<NonZeroUsize>, top_p: f32, seed: u64) -> Sampler {
-        Sampler { temperature, top_k, top_p, min_p: 0.0, repeat_penalty: 1.0, seed }
+        Sampler { temperature, top_k, top_p, min_p: 0.0, repeat_penalty: 1.0, penalised_tokens: 64, seed }
     }
 
     /// By the options of a run.
     pub fn from_args(args: &Args, seed: u64) -> Sampler {
         let (min_p, repeat_penalty) = (args.min_p.unwrap_or_default(), args.repeat_penalty.unwrap_or(1.0));
-        Sampler { min_p, repeat_penalty, ..Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed) }
+        let sampler = Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed);
+        Sampler { min_p, repeat_penalty, penalised_tokens: args.penalised_tokens, ..sampler }
     }
 
     /// For the nodes of the graph.
@@ -84,12 +84,12 @@ impl Sampler {
 
     /// Whether tokens depend on earlier ones, so that the host must sample.
     pub fn penalises(&self) -> bool {
-        self.repeat_penalty != 1.0
+        self.repeat_penalty != 1.0 && self.penalised_tokens > 0
     }
 
     /// Makes those tokens less likely that are among the last ones of a sequence.
     pub fn penalise(&self, logits: &mut [f32], sequence: &[u32]) {
-        let last: HashSet<u32> = sequence.iter().rev().take(PENALISED_TOKENS).copied().collect();
+        let last: HashSet<u32> = sequence.iter().rev().take(self.penalised_tokens).copied().collect();
         for token in last {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit = if *logit > 0.0 { *logit / self.repeat_penalty } else { *logit * self.repeat_penalty };

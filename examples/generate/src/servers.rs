@@ -1,8 +1,8 @@
 //! The servers of `--rpc`: an address, all addresses of a name (`dns:NAME:PORT`), or those that servers have announced in a folder
 //! (`file:DIR`, `rpc-server --announce DIR`).
 //!
-//! Names and folders are read at the start, and again whenever a server of theirs is lost: another address that they list then
-//! takes its place. The other servers keep their places, and with them their weights.
+//! Names and folders are read at the start (with `--retry` until their servers can be used), and again whenever a server of theirs is
+//! lost: another address that they list then takes its place. The other servers keep their places, and with them their weights.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,7 +34,7 @@ pub enum ServerSource {
         /// The port of each server.
         port: u16,
     },
-    /// A folder with a file for each server: a line `host:port` for each of its addresses, of which the first one is used.
+    /// A folder with a file for each server: a line `host:port` for each of its addresses. The first one is used.
     Folder(PathBuf),
 }
 
@@ -88,6 +88,18 @@ pub enum ServersError {
         "--rpc {0}: the folder has more than {MAX_FILES} files: give the servers a folder of their own (rpc-server --announce)"
     )]
     TooManyFiles(ServerSource),
+}
+
+impl ServersError {
+    /// Whether the item may have servers later: a name of a container network resolves, and a folder is filled, only once
+    /// servers run.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            ServersError::Name { .. } | ServersError::Empty(_) => true,
+            ServersError::Folder { error, .. } => error.kind() == io::ErrorKind::NotFound,
+            ServersError::File { .. } | ServersError::NotAServer { .. } | ServersError::TooManyFiles(_) => false,
+        }
+    }
 }
 
 /// The addresses of names; tests have a resolver of their own.
@@ -170,7 +182,7 @@ impl fmt::Display for ServerSource {
 }
 
 impl ServerSource {
-    /// The servers that are listed now, each `host:port`: those of a name ordered by address, those of a folder by file name.
+    /// The servers that are listed now, each `host:port`: servers of a name ordered by address, servers of a folder by file name.
     fn list(&self, resolver: &dyn Resolver) -> Result<Vec<String>, ServersError> {
         match self {
             ServerSource::Address(address) => Ok(vec![address.clone()]),
@@ -231,13 +243,25 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Lists the servers of each of `sources`.
+    /// The servers of `sources`, which [`Servers::list`] is to list.
+    pub fn new(sources: &[ServerSource], resolver: Box<dyn Resolver>) -> Servers {
+        Servers { listed: sources.iter().map(|source| (source.clone(), Vec::new())).collect(), resolver }
+    }
+
+    /// Lists the servers of each item as they are now, in place of an earlier list.
     ///
     /// # Errors
     /// [`ServersError`].
-    pub fn list(sources: &[ServerSource], resolver: Box<dyn Resolver>) -> Result<Servers, ServersError> {
-        let listed = sources.iter().map(|source| Ok::<_, ServersError>((source.clone(), source.list(&*resolver)?)));
-        Ok(Servers { listed: listed.collect::<Result<_, _>>()?, resolver })
+    pub fn list(&mut self) -> Result<(), ServersError> {
+        for (source, servers) in &mut self.listed {
+            *servers = source.list(&*self.resolver)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a later list may have other servers: an item is a name or a folder.
+    pub fn can_change(&self) -> bool {
+        self.listed.iter().any(|(source, _)| !matches!(source, ServerSource::Address(_)))
     }
 
     /// The servers, each `host:port`.
@@ -311,10 +335,12 @@ mod tests {
     fn addresses_of_a_name_keep_their_places() {
         let addresses = Addresses::default();
         let sources = ["a:1", "dns:name:7"].map(|text| text.parse().unwrap());
-        let error = Servers::list(&sources, Box::new(addresses.clone())).err().unwrap();
+        let mut servers = Servers::new(&sources, Box::new(addresses.clone()));
+        let error = servers.list().unwrap_err();
         assert_eq!(error.to_string(), "--rpc dns:name:7: no addresses; check the spelling of the name");
+        assert!(error.is_transient() && servers.can_change());
         *addresses.0.lock().unwrap() = vec!["10.0.0.10:7", "10.0.0.9:7", "10.0.0.9:7"];
-        let mut servers = Servers::list(&sources, Box::new(addresses.clone())).unwrap();
+        servers.list().unwrap();
         assert_eq!(servers.names().collect::<Vec<_>>(), ["a:1", "10.0.0.9:7", "10.0.0.10:7"]);
         assert_eq!(["a:1", "10.0.0.9:7"].map(|server| servers.can_be_replaced(server)), [false, true]);
         for (now, lost, successors) in [
@@ -338,10 +364,12 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let sources = [ServerSource::Folder(folder.clone())];
         let list = || {
-            let servers = Servers::list(&sources, Box::new(SystemResolver)).map_err(|e| e.to_string())?;
+            let mut servers = Servers::new(&sources, Box::new(SystemResolver));
+            servers.list().map_err(|e| format!("{}{e}", if e.is_transient() { "later: " } else { "" }))?;
             Ok::<_, String>(servers.names().collect::<Vec<_>>().join(","))
         };
-        assert!(list().unwrap_err().contains("no server has announced itself"));
+        let error = list().unwrap_err();
+        assert!(error.starts_with("later: ") && error.contains("no server has announced itself"), "{error}");
         for (file, text) in [("b-2", "b:2\n"), ("a-1", "a:1\n[::1]:1\n"), (".c-3", "")] {
             fs::write(folder.join(file), text).unwrap();
         }
@@ -352,7 +380,7 @@ mod tests {
         for content in ["no address", "a:1,b:2", "a\u{1b}:1", "", "\u{0}", &long] {
             fs::write(folder.join("d"), content).unwrap();
             let error = list().unwrap_err();
-            assert!(error.contains(": d is no file of a server"), "{error}");
+            assert!(error.starts_with("--rpc ") && error.contains(": d is no file of a server"), "{error}");
         }
         fs::remove_file(folder.join("d")).unwrap();
         fs::create_dir(folder.join("d")).unwrap();
@@ -364,6 +392,7 @@ mod tests {
         (0..=MAX_FILES).for_each(|number| fs::write(folder.join(format!(".{number}")), "").unwrap());
         assert!(list().unwrap_err().contains("more than 1024 files"));
         fs::remove_dir_all(&folder).unwrap();
-        assert!(list().unwrap_err().contains("No such file"));
+        let error = list().unwrap_err();
+        assert!(error.starts_with("later: ") && error.contains("No such file"), "{error}");
     }
 }

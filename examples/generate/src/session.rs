@@ -71,7 +71,8 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Opens the devices and plans the placement, for sequences with prompts of up to `prompt` tokens. Loads nothing yet.
+    /// Opens the devices and plans the placement, for sequences with prompts of up to `prompt` tokens. Loads nothing yet. With
+    /// `--retry`, waits for servers that cannot be reached.
     ///
     /// # Errors
     /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
@@ -82,32 +83,7 @@ impl<'a> Session<'a> {
         hparams: &HParams,
         prompt: usize,
     ) -> anyhow::Result<Session<'a>> {
-        Session::new_within(args, (file, gguf), hparams, prompt, None)
-    }
-
-    /// As [`Session::new`]; with `--retry`, waits for servers that cannot be reached.
-    ///
-    /// # Errors
-    /// As [`Session::new`].
-    pub fn when_reachable(
-        args: &'a Args,
-        file: &'a ModelFile,
-        gguf: &'a Gguf<'_>,
-        hparams: &HParams,
-        prompt: usize,
-    ) -> anyhow::Result<Session<'a>> {
-        Session::new_within(args, (file, gguf), hparams, prompt, args.retry())
-    }
-
-    fn new_within(
-        args: &'a Args,
-        (file, gguf): (&'a ModelFile, &'a Gguf<'_>),
-        hparams: &HParams,
-        prompt: usize,
-        within: Option<Duration>,
-    ) -> anyhow::Result<Session<'a>> {
-        let opener = DeviceOpener::new(args)?;
-        let devices = opener.open_within(args, within)?;
+        let (opener, devices) = DeviceOpener::open(args)?;
         let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
         let sampler = Sampler::from_args(args, seed);
         let placed = PlacedModel::new(args, &devices, gguf, hparams, prompt, sampler.sampling()?)?;

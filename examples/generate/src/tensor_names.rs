@@ -125,7 +125,7 @@ pub fn check(gguf: &Gguf<'_>, hparams: &HParams) -> Result<(), UnknownTensors> {
     Ok(())
 }
 
-/// The names of ignored tensors among those of a file.
+/// The names of ignored tensors of a file.
 fn ignored<'a>(names: impl Iterator<Item = &'a str>, hparams: &HParams) -> Result<Vec<&'a str>, UnknownTensors> {
     let (arch, layers) = (hparams.arch, hparams.layers);
     let unused = names.filter(|name| ModelPart::of(name, hparams).is_none());

@@ -11,7 +11,7 @@ use std::path::Path;
 /// The file cannot be read, is too long, or is no text.
 pub fn read_text_file(path: &Path, max_bytes: usize, expected: &str) -> io::Result<String> {
     let mut bytes = Vec::new();
-    // Not by the length of the file, which a pipe does not have. One more byte shows that the file is too long.
+    // The length of the file is not used, because a pipe has none. One more byte shows that the file is too long.
     File::open(path)?.take(max_bytes as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > max_bytes {
         return Err(io::Error::other(format!("longer than {max_bytes} bytes: give {expected}")));

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use fanout::gguf::{Gguf, Writer};
@@ -150,10 +150,7 @@ fn a_server_of_the_demo_ends_with_its_standard_input() {
 /// The table, and what it shows in words; nothing else is printed, and standard error stays empty.
 #[test]
 fn the_demo_compares_four_runs() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("demo");
-    let ours = folder.join("model.gguf");
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(&ours, model().to_bytes().unwrap()).unwrap();
+    let (folder, ours) = with_file("demo", &model());
     for (options, ends_with) in [
         (&["--tiny"][..], "tokens again.\n"),
         // With weights of 0, every token is the first one of the vocabulary.
@@ -201,15 +198,21 @@ fn model() -> Writer {
     writer
 }
 
+/// The folder of a test, and the file of the model in it.
+fn with_file(test: &str, model: &Writer) -> (PathBuf, PathBuf) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("model.gguf");
+    fs::write(&file, model.to_bytes().unwrap()).unwrap();
+    (folder, file)
+}
+
 /// Also the plans of the scheduler, which have several lines: a line break within a record would let a server forge a line.
 #[test]
 fn each_line_of_the_log_is_a_record() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("log");
-    fs::create_dir_all(&folder).unwrap();
-    let path = folder.join("model.gguf");
-    fs::write(&path, model().to_bytes().unwrap()).unwrap();
+    let (_, file) = with_file("log", &model());
     let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
-    let output = program.arg(&path).args(["-p", "x", "-n", "1", "-d", "CPU", "--json", "-v"]).output().unwrap();
+    let output = program.arg(&file).args(["-p", "x", "-n", "1", "-d", "CPU", "--json", "-v"]).output().unwrap();
     let log = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && log.contains("DEBUG] built a graph for "), "{log}");
     let is_record = |line: &str| line.starts_with('[') && line.contains("Z ") && line.contains("] ");
@@ -221,10 +224,8 @@ fn each_line_of_the_log_is_a_record() {
 /// in the order of the file.
 #[test]
 fn many_prompts_have_the_replies_that_each_has_alone() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("prompts");
-    fs::create_dir_all(&folder).unwrap();
-    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
-    fs::write(&file, model().to_bytes().unwrap()).unwrap();
+    let (folder, file) = with_file("prompts", &model());
+    let list = folder.join("prompts.txt");
     let generate = |options: &[&str]| {
         let common = ["-n", "5", "--ignore-eos", "-d", "CPU,CPU", "--split", "1,1", "-t", "1", "--kv-type", "f32"];
         let output =
@@ -256,9 +257,8 @@ fn many_prompts_have_the_replies_that_each_has_alone() {
 /// A prompt with a damaged token fails alone: the others, which share its KV cache, have their replies, and the exit status is 1.
 #[test]
 fn a_prompt_with_invalid_logits_fails_alone() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("invalid");
-    fs::create_dir_all(&folder).unwrap();
-    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
+    let (folder, file) = with_file("invalid", &model());
+    let list = folder.join("prompts.txt");
     let mut bytes = model().to_bytes().unwrap();
     let embeddings = Gguf::parse(&bytes).unwrap().tensors[0].clone();
     assert_eq!(embeddings.name, "token_embd.weight");
@@ -298,10 +298,8 @@ fn a_prompt_with_invalid_logits_fails_alone() {
 /// A model with an unknown tokenizer runs on token ids, and a warning says so, with one prompt and with many.
 #[test]
 fn an_unusable_tokenizer_causes_a_warning() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokenizer");
-    fs::create_dir_all(&folder).unwrap();
-    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
-    fs::write(&file, model().text("tokenizer.ggml.model", "bert").to_bytes().unwrap()).unwrap();
+    let (folder, file) = with_file("tokenizer", &model().text("tokenizer.ggml.model", "bert"));
+    let list = folder.join("prompts.txt");
     fs::write(&list, "tokens:1\n").unwrap();
     for prompt in [["--tokens", "1"], ["--prompts", list.to_str().unwrap()]] {
         let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
@@ -317,12 +315,8 @@ fn an_unusable_tokenizer_causes_a_warning() {
 /// Doubts about a file are warnings and records of level info, once each.
 #[test]
 fn ignored_parts_of_a_file_are_named_once() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ignored");
-    fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("model.gguf");
     let model = model().int("llama.vocab_size", 6).int("llama.new_key", 1);
-    let model = model.tensor("blk.0.attn_rot_embd", &[16], DType::F32);
-    fs::write(&file, model.to_bytes().unwrap()).unwrap();
+    let (_, file) = with_file("ignored", &model.tensor("blk.0.attn_rot_embd", &[16], DType::F32));
     let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
     let output =
         program.arg(&file).args(["--tokens", "1", "-n", "1", "-d", "CPU", "--log-level", "info"]).output().unwrap();
@@ -340,10 +334,8 @@ fn ignored_parts_of_a_file_are_named_once() {
 /// A message on the command line is the whole conversation where no other can be typed. Each end of the chat prints the reply and the report.
 #[test]
 fn a_chat_of_one_message_ends() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat");
-    fs::create_dir_all(&folder).unwrap();
-    let (file, template) = (folder.join("model.gguf"), folder.join("template.jinja"));
-    fs::write(&file, model().to_bytes().unwrap()).unwrap();
+    let (folder, file) = with_file("chat", &model());
+    let template = folder.join("template.jinja");
     fs::write(&template, "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}").unwrap();
     let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
     program
@@ -359,10 +351,7 @@ fn a_chat_of_one_message_ends() {
 /// Ctrl-C ends the reply; the program then prints its report, and ends by the signal, as shells expect.
 #[test]
 fn a_signal_ends_the_reply() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("signal");
-    fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("model.gguf");
-    fs::write(&file, model().text("tokenizer.ggml.model", "bert").to_bytes().unwrap()).unwrap();
+    let (_, file) = with_file("signal", &model().text("tokenizer.ggml.model", "bert"));
     let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
     program.arg(&file).args(["--tokens", "1", "-n", "200000", "--ignore-eos", "-d", "CPU", "-t", "1"]);
     let mut program = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -381,10 +370,7 @@ fn a_signal_ends_the_reply() {
 /// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.
 #[test]
 fn a_planned_run_reports_its_prediction() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan it");
-    fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("model.gguf");
-    fs::write(&file, model().to_bytes().unwrap()).unwrap();
+    let (folder, file) = with_file("plan it", &model());
     let report = |command: &mut Command| -> Value {
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);

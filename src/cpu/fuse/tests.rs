@@ -328,7 +328,7 @@ fn norm_with_weights_is_not_fused_if_a_condition_fails() {
     ];
     for (what, prevent) in cases {
         let mut c = Case::new();
-        // Space behind x for a destination that overlaps it.
+        // Space after x for a destination that overlaps it.
         let (room, w) = (c.leaf([64, 8, 1, 1]), c.leaf([64, 1, 1, 1]));
         let x = c.alias(room, ne, 0);
         let y = c.node(RMS, &[x]);

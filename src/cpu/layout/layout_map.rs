@@ -7,7 +7,7 @@ use crate::tensor::{DType, TensorDesc};
 use std::ops::Range;
 
 /// Largest panel in bytes. Rewriting a panel needs scratch of its size, which is charged to no memory budget. Rows of 128 KiB
-/// are far longer than those of any model.
+/// are far longer than the rows of any model.
 const MAX_PANEL_BYTES: usize = PANEL_ROWS * (128 << 10);
 
 /// Type and length of the rows of a panel.
@@ -146,7 +146,7 @@ impl LayoutMap {
         self.is_row_major(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
     }
 
-    /// What has yet to be packed of a span: all of it, or what an unfinished conversion and uploads of parts have left. Empty if
+    /// The part of a span that has yet to be packed: all of it, or what an unfinished conversion and uploads of parts have left. Empty if
     /// the span is packed, or if packing it is not allowed.
     pub(super) fn unpacked_rests(&self, span: &PanelSpan) -> Vec<PanelSpan> {
         let (mut rests, mut end) = (Vec::new(), span.range.start);
@@ -159,7 +159,7 @@ impl LayoutMap {
             }
             end = next.end;
         }
-        // What is packed of it has these panels, and belongs to no larger tensor.
+        // Its packed part has these panels, and belongs to no larger tensor.
         let allowed = packed.iter().all(|packed| span.contains(packed))
             && !self.delays.is_delayed(&span.range)
             && rests.iter().all(|rest| self.may_pack(&rest.range));

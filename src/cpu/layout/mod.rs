@@ -283,7 +283,7 @@ impl CpuMemory {
             let rows = &mut rows[..n];
             fill(rows)?;
             arrived(at + n);
-            // Not while the client's bytes arrive, which may take any time.
+            // The lock is not held while the client's bytes arrive, which may take any time.
             let _turn = begin_turn(Lane::Short);
             let mut panels = rows.chunks_exact(panel);
             let packed = self.pages.rewrite_in_pieces(at, n, panel, &mut |to| {

@@ -68,7 +68,7 @@ impl CpuMemory {
         Ok(())
     }
 
-    /// Writes row-major bytes from `at` on. `map` is that of the lock which [`CpuMemory::lock_for_write`] gave for the range: it
+    /// Writes row-major bytes from `at` on. `map` belongs to the lock which [`CpuMemory::lock_for_write`] gave for the range: it
     /// is exclusive if the range has panels.
     pub(super) fn write_rows(&self, map: &LayoutMap, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let range = at..at + bytes.len();

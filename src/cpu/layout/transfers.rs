@@ -62,7 +62,7 @@ impl CpuMemory {
         Ok(true)
     }
 
-    /// Sets bytes to a value, of which earlier calls have set the first `done`. Returns how many are set now: fewer than `bytes`
+    /// Sets bytes to a value; earlier calls have set the first `done`. Returns how many are set now: fewer than `bytes`
     /// if the call gave way, see [`Locking`].
     pub(in crate::cpu) fn fill(
         &self,

@@ -10,7 +10,7 @@ const MIN_BYTES: usize = 16 << 20;
 /// A huge page of x86-64; other architectures are not calibrated.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Pairs of samples, of which the least of each side counts.
+/// Pairs of samples; the least of each side counts.
 const ROUNDS: usize = 2;
 
 static USE: AtomicBool = AtomicBool::new(false);

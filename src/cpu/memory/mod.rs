@@ -1,7 +1,7 @@
 //! Memory of the CPU device: pages, scratch, and the tensor views that kernels use.
 //!
 //! Kernels access tensors through [`View`]s: raw pointers behind checked indices, never `&mut` beside `&` on the same bytes.
-//! Every `SAFETY` comment here and in `view` relies on three rules:
+//! Every `SAFETY` comment here and in `view` relies on four rules:
 //! 1. a [`View`]'s extent lies inside its [`HostMemory`], which outlives it; every access is checked against `ne`;
 //! 2. `graph::validate` has made a node's destination disjoint from its sources, or identical to one of them for ops that read
 //!    what they overwrite before they write it, on the same thread;
@@ -46,7 +46,7 @@ pub(crate) struct HostMemory {
     start: NonNull<u8>,
     bytes: usize,
     owner: Owner,
-    /// Of large memory with a mapping of its own.
+    /// The prefaulted blocks of large memory with a mapping of its own.
     populated: Option<PopulatedBlocks>,
 }
 
@@ -185,7 +185,7 @@ impl HostMemory {
     pub(crate) fn append_to(&self, out: &mut Vec<u8>, range: Range<usize>) -> bool {
         let Some(src) = self.checked_ptr(range.start, range.len()) else { return false };
         out.reserve(range.len());
-        // SAFETY: `checked_ptr` has checked the source, and the capacity behind the length covers the destination. All bytes up
+        // SAFETY: `checked_ptr` has checked the source, and the capacity after the length covers the destination. All bytes up
         // to the new length are written before `set_len`.
         unsafe {
             std::ptr::copy_nonoverlapping(src, out.as_mut_ptr().add(out.len()), range.len());

@@ -88,7 +88,7 @@ fn page_bytes() -> usize {
     *PAGE
 }
 
-/// Who uses a slab.
+/// The users of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Group {
     /// Buffers of all clients.
@@ -105,7 +105,7 @@ pub(super) type MappingPermits = (Reservation, Option<Reservation>);
 /// Slabs by their users and the size of their slots.
 pub(super) struct SlabAllocator {
     mappings: Arc<Budget>,
-    /// Those of buffers: all but the last eighth.
+    /// The mappings for buffers: all but the last eighth.
     for_buffers: Arc<Budget>,
     state: Mutex<SizeClasses>,
 }
@@ -129,7 +129,7 @@ struct SlabSlots {
     slab: Arc<Slab>,
     /// Offsets of the free slots in bytes.
     free: Vec<usize>,
-    /// Of the client that uses the slab alone.
+    /// The reservation of the client that uses the slab alone.
     _share: Option<Reservation>,
 }
 
@@ -288,7 +288,7 @@ impl SlabAllocator {
 fn reserve_share(budget: &MemoryBudget) -> Result<Option<Reservation>, DeviceError> {
     let Some(mappings) = budget.mappings() else { return Ok(None) };
     mappings.reserve(1).map(Some).map_err(|refusal| {
-        exhausted(format!("the client uses its {} mappings, a quarter of those of a process", refusal.limit))
+        exhausted(format!("the client uses its {} mappings, a quarter of the process's", refusal.limit))
     })
 }
 

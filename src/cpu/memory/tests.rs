@@ -142,7 +142,7 @@ fn a_client_that_pins_slabs_takes_a_quarter_of_the_mappings() {
         assert!(mappings.used() <= most, "{} mappings with {others} other clients", mappings.used());
         for session in &sessions {
             let refused = HostMemory::zeroed_in(&slabs, 1 << 20, (Purpose::Buffer, session)).err().unwrap();
-            assert!(refused.to_string().contains("its 64 mappings, a quarter of those of a process"), "{refused}");
+            assert!(refused.to_string().contains("its 64 mappings, a quarter of the process's"), "{refused}");
         }
         // Others allocate memory of all sizes.
         let other = self::client(256);

@@ -252,7 +252,7 @@ impl<'a> View<'a> {
         self.element_ptr([0, last, i2, i3], 1);
         let (first, step) = (self.element_ptr([0, 0, i2, i3], 1), self.desc.nb()[1]);
         for (&row, &value) in rows.iter().zip(values) {
-            // SAFETY: the last row is checked, and no other row lies behind it; only this thread touches these elements; the
+            // SAFETY: the last row is checked, and no other row lies after it; only this thread touches these elements; the
             // write is unaligned.
             unsafe { first.add(row * step).cast::<T>().write_unaligned(value) };
         }
@@ -486,7 +486,7 @@ unsafe fn copy_row(from: *const u8, to: *mut u8, bytes: usize) {
     let mut done = 0;
     while done < bytes {
         let n = MEMCPY_BYTES.min(bytes - done);
-        // SAFETY: inside the ranges for which the caller vouches.
+        // SAFETY: the part is within the ranges that the caller passes.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), n) };
         done += n;
     }

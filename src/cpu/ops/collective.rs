@@ -83,7 +83,7 @@ fn add_bf16(part: &[u8], first: usize, sum: &mut [f32], is_first: bool) -> Optio
     Some(())
 }
 
-/// Writes the sums of the destination's elements, of which the first one is element `first_of(rank, ranks)` of the part. The work
+/// Writes the sums of the destination's elements, whose first one is element `first_of(rank, ranks)` of the part. The work
 /// is cut into the same runs of elements on all ranks and for any number of workers: so each element is computed by the same
 /// instructions, and even the bits of a NaN are equal.
 fn reduce(

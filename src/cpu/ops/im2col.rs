@@ -206,7 +206,7 @@ impl Patches {
     }
 }
 
-/// The smallest and the largest output, as far as there are `count`, of which some tap reads an element of `elements`: taps are
+/// The smallest and the largest output, as far as there are `count`, for which some tap reads an element of `elements`: taps are
 /// `reach` apart from the first to the last.
 fn outputs_reading(axis: &ConvAxis, reach: i64, elements: &Range<usize>, count: usize) -> Range<usize> {
     let stride = i64::from(axis.stride);

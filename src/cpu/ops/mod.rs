@@ -135,7 +135,7 @@ impl Kernel {
         self
     }
 
-    /// The kernel reads the parts of all ranks of a group, of which the kernel `publish` publishes this rank's. The program runs
+    /// The kernel reads the parts of all ranks of a group; the kernel `publish` publishes this rank's part. The program runs
     /// `publish` as a step of its own, with the same operands, and waits for the other ranks before this kernel.
     pub(super) fn after_publishing(mut self, group: u32, publish: Kernel) -> Kernel {
         self.publish = Some((group, Box::new(publish)));

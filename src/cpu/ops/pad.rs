@@ -75,7 +75,7 @@ fn reflect(ctx: &mut KernelContext<'_>, before: usize) {
         values.reverse();
         dst.store(at(i[0]), values);
         dst.copy(at(first), &src, at(first.saturating_sub(before)), last - first);
-        // Behind it, element `2 (row - 1) + before - k`.
+        // After it, element `2 (row - 1) + before - k`.
         let values = &mut buffer[..end - last];
         src.load(at((2 * row + before).saturating_sub(1 + end)), values);
         values.reverse();

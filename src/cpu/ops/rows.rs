@@ -102,7 +102,7 @@ const ROWS_PER_PHASE: usize = 1 << 15;
 /// Cost of a row of SET_ROWS, beside its elements.
 const ROW_COST: usize = 64;
 
-/// Division of a list of ids, of which several may name one row of the destination, so that the later id's row remains.
+/// Division of a list of ids, several of which may name one row of the destination, so that the later id's row remains.
 ///
 /// The ids are not shared among the workers. Each worker claims *parts* of the destination, as [`owner`] assigns rows to parts,
 /// reads all ids in order and writes the rows of its parts. There are as many parts as workers: reading ids costs little

@@ -63,7 +63,7 @@ struct ScaleAxis {
     n: usize,
     /// Elements of the destination for each element of the source.
     factor: f32,
-    /// Of the centre of an element from its index.
+    /// Distance of an element's centre from its index.
     offset: f32,
 }
 
@@ -248,7 +248,7 @@ impl Default for TapTable {
 }
 
 impl TapTable {
-    /// Computes the table for `n` values from value `first` on, unless it is that of the piece before.
+    /// Computes the table for `n` values from value `first` on, unless the piece before has the same one.
     fn select(&mut self, mode: ScaleMode, axis: &ScaleAxis, first: usize, n: usize) {
         if self.values == (first, n) {
             return;

@@ -1,7 +1,7 @@
 //! Thread pool: workers that run one graph together, node by node.
 //!
 //! A run locks the pool; the thread that submits it leads it. The runs of a device's queues do not wait for the lock: they take
-//! turns (`device::Turn`), of which one at a time may use the pool. The pool's workers join a run under way ([`team`]). Idle workers spin for the next run for a short while, then park (spin-then-park). Inside a run,
+//! turns (`device::Turn`); one at a time may use the pool. The pool's workers join a run under way ([`team`]). Idle workers spin for the next run for a short while, then park (spin-then-park). Inside a run,
 //! one barrier separates two nodes; nodes too small to share run one after another on the leader without a barrier. A run that
 //! is small as a whole takes neither the lock nor workers, because sharing would not make it faster.
 //!

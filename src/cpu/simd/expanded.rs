@@ -53,19 +53,20 @@ impl PanelFormat for ExpandedPanels {
 
     #[inline(always)]
     unsafe fn codes<L: SimdOps>(p: *const u8, chunk: usize, _: usize, g: usize) -> L::Int {
-        // SAFETY: the codes follow sixteen scales of sixteen rows; the caller vouches for the block and the instructions.
+        // SAFETY: the codes follow sixteen scales of sixteen rows; the caller guarantees that the block is whole, and that the
+        // processor has the instructions.
         unsafe { L::load_bytes(p.add(4 * 16 * PANEL_ROWS + 64 * (4 * chunk + g))) }
     }
 
     /// None: [`blocks`] reads the scale of each sub-block.
     #[inline(always)]
     unsafe fn scales<L: SimdOps>(_: *const u8) -> Scales<L> {
-        // SAFETY: registers only; the caller vouches for the instructions.
+        // SAFETY: uses registers only; the caller guarantees that the processor has the instructions.
         unsafe { Scales::single(L::zero_f32(), L::zero_f32()) }
     }
 }
 
-/// Expands sixteen rows to a panel; `bytes` are those of 256 elements.
+/// Expands sixteen rows to a panel; `bytes` is the size of 256 elements.
 ///
 /// # Panics
 /// If the panel is shorter than [`panel_bytes`] of the rows: a bug of the caller.
@@ -95,7 +96,7 @@ pub(super) unsafe fn blocks<L: SimdOps, F: PanelFormat, const S: usize, const C:
     columns: [PackedColumn; C],
     count: usize,
 ) -> [[L::Float; S]; C] {
-    // SAFETY: elements 256 b and following of the panels are multiplied by those of the columns, which exist.
+    // SAFETY: elements 256 b and following of the panels are multiplied by the same elements of the columns, which exist.
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..count {
@@ -147,7 +148,7 @@ pub(super) trait ExpandedDot {
 /// The expansion of one type, compiled for an instruction set.
 pub(super) type ExpandFn = unsafe fn(&[u8], &mut Expanded);
 
-/// Row dot products with any number of columns: `out[c * rows.len() + r]`. `bytes` are those of 256 elements of a row.
+/// Row dot products with any number of columns: `out[c * rows.len() + r]`. `bytes` is the size of 256 elements of a row.
 ///
 /// # Safety
 /// The processor has the instructions of `D` and `expand`; the columns have `padded` elements in codes with sums per sixteen, as
@@ -163,7 +164,7 @@ pub(super) unsafe fn dot<D: ExpandedDot>(
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => dot_columns::<D, 4>(rows, [a, b, c, d], padded, out, (bytes, expand)),
@@ -194,8 +195,8 @@ unsafe fn dot_columns<D: ExpandedDot, const C: usize>(
     }
     let mut block = Expanded::zeroed();
     for r in 0..rows.len() {
-        // SAFETY: rows and columns have equally many blocks with padding, so block s of the columns exists; the caller vouches for
-        // the instructions.
+        // SAFETY: rows and columns have equally many blocks with padding, so block s of the columns exists; the caller guarantees
+        // that the processor has the instructions.
         unsafe {
             let mut sums = [D::zero(); C];
             for (s, row) in rows[r].chunks(bytes).enumerate().take(padded / 256) {

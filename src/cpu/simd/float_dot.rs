@@ -25,7 +25,7 @@ impl Float for F32 {
 
     #[inline(always)]
     unsafe fn load<L: SimdOps>(p: *const u8, k: usize) -> L::Float {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::load_f32(p.add(64 * k).cast()) }
     }
 }
@@ -35,7 +35,7 @@ impl Float for F16 {
 
     #[inline(always)]
     unsafe fn load<L: SimdOps>(p: *const u8, k: usize) -> L::Float {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::load_f16(p.add(32 * k)) }
     }
 }
@@ -45,7 +45,7 @@ impl Float for BF16 {
 
     #[inline(always)]
     unsafe fn load<L: SimdOps>(p: *const u8, k: usize) -> L::Float {
-        // SAFETY: as the caller vouches. Two elements share a lane; a bf16 is the high half of an f32.
+        // SAFETY: the caller meets this function's requirements. Two elements share a lane; a bf16 is the high half of an f32.
         unsafe {
             let pair = L::load_bytes(p.add(64 * (k / 2)));
             let high = L::shift_left(L::broadcast_u8(255), 16);
@@ -83,19 +83,19 @@ impl<L: SimdOps, F: Float> FloatProduct<L> for F {
 
     #[inline(always)]
     unsafe fn rows_step(panel: *const u8, i: usize) -> L::Float {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { F::load::<L>(panel, i) }
     }
 
     #[inline(always)]
     unsafe fn column_step(column: *const f32, i: usize) -> L::ScaleVec {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::load_scale(column, i) }
     }
 
     #[inline(always)]
     unsafe fn add(sums: L::Float, rows: L::Float, column_step: L::ScaleVec) -> L::Float {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::fma_scale(rows, column_step, sums) }
     }
 }
@@ -111,19 +111,19 @@ impl<L: SimdBf16Ops> FloatProduct<L> for Bf16Pairs {
 
     #[inline(always)]
     unsafe fn rows_step(panel: *const u8, i: usize) -> L::Int {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::load_bytes(panel.add(64 * i)) }
     }
 
     #[inline(always)]
     unsafe fn column_step(column: *const f32, i: usize) -> L::Int {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::broadcast_u32(column.add(i).cast()) }
     }
 
     #[inline(always)]
     unsafe fn add(sums: L::Float, rows: L::Int, column_step: L::Int) -> L::Float {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { L::dot2_bf16(sums, rows, column_step) }
     }
 }
@@ -157,7 +157,7 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
         for i in 0..steps / at_once {
             let i = i * at_once;
             if prefetch_distance > 0 && i % 2 == 0 {
-                // At the end of a panel the next panels follow; those of this call are skipped, as their own prefetches cover
+                // At the end of a panel the next panels follow; panels of this call are skipped, as their own prefetches cover
                 // them.
                 let ahead = two_steps / 2 * i + prefetch_distance;
                 let ahead = if ahead < panel_bytes { ahead } else { ahead + (S - 1) * panel_bytes };
@@ -197,7 +197,7 @@ unsafe fn add<L: SimdOps, F: FloatProduct<L>, const S: usize, const C: usize>(
     at: usize,
     i: usize,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut x = [F::rows_step(panels[0], at + i); S];
         for s in 1..S {

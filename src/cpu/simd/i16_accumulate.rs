@@ -33,7 +33,7 @@ pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const
     columns: [PackedColumn; C],
     place: SubBlock,
 ) -> [[L::Int; S]; C] {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut sums = [[L::zero_int(); S]; C];
         add::<L, F, S, C>(&mut sums, panels, columns, place, [L::broadcast_u8_as_i16(1); S]);
@@ -52,7 +52,7 @@ pub(super) unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, con
     blocks: usize,
     prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         if F::SUB == 32 || S == 1 {
             return panels_at_once::<L, F, S, C>(panels, columns, blocks, prefetch_distance);
@@ -108,7 +108,7 @@ unsafe fn panels_at_once<L: SimdOps, F: PanelFormat, const S: usize, const C: us
                             prefetch_next::<L, F, S>(panels, prefetch_distance, chunk * F::PARTS + part);
                         }
                         // With few columns memory is the limit, and hardware prefetchers follow ascending addresses: the
-                        // compiler must not move the loads of one part before those of another.
+                        // compiler must not move the loads of one part before the loads of another.
                         let panels = if C <= 2 { black_box(panels) } else { panels };
                         let sub = F::sub(chunk, part);
                         let place = SubBlock { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };
@@ -143,7 +143,7 @@ unsafe fn add<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
     place: SubBlock,
     weights: [L::Int; S],
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut partial = [[L::zero_int(); S]; C];
         if F::ZERO != 0 {

@@ -42,7 +42,8 @@ macro_rules! quant_tiles {
                         if $columns == 1 && panel_reads.one_panel {
                             for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
                                 let out = out.offset(done, s * ONE);
-                                // SAFETY: as the caller vouches; this function has the instructions.
+                                // SAFETY: the caller meets this function's requirements, and this function is compiled with
+                                // the instructions.
                                 unsafe { quant_dot::micro_kernel::<$ops, F, ONE, $columns>(*panels, parts, k, distance, out) };
                             }
                         } else {
@@ -101,7 +102,8 @@ macro_rules! float_tiles {
                         if $columns == 1 && panel_reads.one_panel {
                             for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
                                 let out = out.offset(done, s * ONE);
-                                // SAFETY: as the caller vouches; this function has the instructions.
+                                // SAFETY: the caller meets this function's requirements, and this function is compiled with
+                                // the instructions.
                                 unsafe { float_dot::micro_kernel::<$ops, F, ONE, $columns>(*panels, starts, k, distance, out) };
                             }
                         } else {
@@ -152,7 +154,7 @@ macro_rules! row_kernels {
                 padded: usize,
                 out: &mut [f32],
             ) {
-                // SAFETY: as the caller vouches.
+                // SAFETY: the caller meets this function's requirements.
                 unsafe { any_expanded_dot(rows, columns, padded, out, (256 / N * B::DTYPE.block_bytes(), expand::<B, N>)) }
             }
 
@@ -168,7 +170,7 @@ macro_rules! row_kernels {
                 out: &mut [f32],
                 expansion: (usize, expanded::ExpandFn),
             ) {
-                // SAFETY: as the caller vouches; this function has the instructions.
+                // SAFETY: the caller meets this function's requirements, and this function is compiled with the instructions.
                 unsafe { expanded::dot::<ExpandedRows<$dot>>(rows, columns, padded, out, expansion) }
             }
 
@@ -176,7 +178,7 @@ macro_rules! row_kernels {
             /// The processor has the instruction set.
             #[target_feature(enable = $features)]
             unsafe fn expand<B: Expand<N>, const N: usize>(bytes: &[u8], out: &mut Expanded) {
-                // SAFETY: as the caller vouches; this function has the instructions.
+                // SAFETY: the caller meets this function's requirements, and this function is compiled with the instructions.
                 unsafe { expansions::expand::<B, N>(bytes, out) }
             }
 
@@ -184,7 +186,7 @@ macro_rules! row_kernels {
             /// As [`quant_row_dot::dot`].
             #[target_feature(enable = $features)]
             unsafe fn dot<F: RowFormat>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
-                // SAFETY: as the caller vouches; this function has the instructions.
+                // SAFETY: the caller meets this function's requirements, and this function is compiled with the instructions.
                 unsafe { quant_row_dot::dot::<F, $dot>(rows, columns, padded, out) }
             }
         }

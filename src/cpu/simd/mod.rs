@@ -96,7 +96,7 @@ impl TileOutput<'_> {
     #[inline(always)]
     unsafe fn store<L: SimdOps>(&mut self, c: usize, s: usize, sums: L::Float) {
         let to = self.sums[c * self.stride + s].as_mut_ptr();
-        // SAFETY: sixteen floats; the caller vouches for the instructions.
+        // SAFETY: `to` points to sixteen floats; the caller guarantees that the processor has the instructions.
         unsafe { L::store_f32(to, if self.accumulate { L::add(L::load_f32(to), sums) } else { sums }) }
     }
 }

@@ -291,7 +291,7 @@ multiversion! {
 }
 
 impl<const N: usize, const BLOCKS: usize, const HALVES: usize> QuantisedPiece<N, BLOCKS, HALVES> {
-    /// Zeros: also the padding behind the last block.
+    /// Zeros: also the padding after the last block.
     const ZERO: Self = QuantisedPiece {
         codes: [0; N],
         scales: [0.0; BLOCKS],

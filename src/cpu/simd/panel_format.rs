@@ -50,7 +50,7 @@ pub(super) trait PanelFormat {
     /// Scale and bias of a sub-block of a block with less than 256 elements.
     #[inline(always)]
     unsafe fn sub_scales<L: SimdOps>(p: *const u8, _sub: usize) -> (L::Float, L::Float) {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         let scales = unsafe { Self::scales::<L>(p) };
         (scales.d, scales.m)
     }
@@ -78,7 +78,7 @@ impl<L: SimdOps> Copy for Scales<L> {}
 impl<L: SimdOps> Scales<L> {
     #[inline(always)]
     pub(super) unsafe fn single(d: L::Float, m: L::Float) -> Scales<L> {
-        // SAFETY: registers only; the caller vouches for the instructions.
+        // SAFETY: uses registers only; the caller guarantees that the processor has the instructions.
         unsafe { Scales { d, m, scales: [L::zero_int(); 4], mins: [L::zero_int(); 4] } }
     }
 }
@@ -86,7 +86,7 @@ impl<L: SimdOps> Scales<L> {
 /// The low (`half` = 0) or high nibbles of 64 bytes.
 #[inline(always)]
 unsafe fn nibbles<L: SimdOps>(p: *const u8, half: usize) -> L::Int {
-    // SAFETY: the caller vouches for 64 bytes and the instructions.
+    // SAFETY: the caller guarantees that `p` points to 64 readable bytes, and that the processor has the instructions.
     unsafe {
         let bytes = L::load_bytes(p);
         if half == 0 { L::and(bytes, L::broadcast_u8(15)) } else { L::high_nibbles(bytes) }
@@ -96,14 +96,14 @@ unsafe fn nibbles<L: SimdOps>(p: *const u8, half: usize) -> L::Int {
 /// Bits from `from` on of each byte at `p`, as many as `mask` has.
 #[inline(always)]
 unsafe fn bits<L: SimdOps>(p: *const u8, from: usize, mask: u8) -> L::Int {
-    // SAFETY: the caller vouches for 64 bytes and the instructions.
+    // SAFETY: the caller guarantees that `p` points to 64 readable bytes, and that the processor has the instructions.
     unsafe { L::and(L::shift_right(L::load_bytes(p), from as u32), L::broadcast_u8(mask)) }
 }
 
 /// 16 in each byte whose element of group `g` has the fifth bit set; see [`crate::cpu::panel::FieldTransform`].
 #[inline(always)]
 unsafe fn fifth_bits<L: SimdOps>(p: *const u8, g: usize) -> L::Int {
-    // SAFETY: the caller vouches for 64 bytes and the instructions.
+    // SAFETY: the caller guarantees that `p` points to 64 readable bytes, and that the processor has the instructions.
     unsafe {
         let bits = L::load_bytes(p);
         let bits = if g < 4 { L::shift_left(bits, 4 - g as u32) } else { L::shift_right(bits, g as u32 - 4) };
@@ -111,7 +111,7 @@ unsafe fn fifth_bits<L: SimdOps>(p: *const u8, g: usize) -> L::Int {
     }
 }
 
-/// A type of one bit, two bits or FP4 per element, with blocks of 64 or 128 elements; `$sub` are those of a sub-block, `$scale` its
+/// A type of one bit, two bits or FP4 per element, with blocks of 64 or 128 elements; `$sub` elements are in a sub-block, `$scale` its
 /// scale.
 macro_rules! low_bit {
     ($name:ident, fields [$($field:expr),*], sub $sub:literal, top $top:expr, zero $zero:expr,
@@ -135,7 +135,7 @@ macro_rules! low_bit {
 
             #[inline(always)]
             unsafe fn codes<L: SimdOps>($p: *const u8, $chunk: usize, _: usize, $g: usize) -> L::Int {
-                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields, times sixteen rows.
                 unsafe { $codes }
             }
 
@@ -207,7 +207,7 @@ macro_rules! legacy {
 
             #[inline(always)]
             unsafe fn codes<L: SimdOps>($p: *const u8, _: usize, _: usize, $g: usize) -> L::Int {
-                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields, times sixteen rows.
                 unsafe { $codes }
             }
 
@@ -299,7 +299,7 @@ macro_rules! superblock {
 
             #[inline(always)]
             unsafe fn codes<L: SimdOps>($p: *const u8, $chunk: usize, $part: usize, $g: usize) -> L::Int {
-                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields, times sixteen rows.
                 unsafe { $codes }
             }
 

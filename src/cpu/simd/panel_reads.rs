@@ -55,7 +55,7 @@ const UNSET: u32 = u32::MAX;
 
 impl PanelReads {
     /// What is used where nothing was measured. AMD's hardware prefetchers suffice for ascending addresses, and Zen 4 delays
-    /// loads behind software prefetches. Sub-blocks of 16 read from several addresses at once, which no prefetcher follows.
+    /// loads after software prefetches. Sub-blocks of 16 read from several addresses at once, which no prefetcher follows.
     pub(crate) fn default_of(class: PanelReadClass) -> PanelReads {
         #[cfg(target_arch = "x86_64")]
         let hardware_suffices = super::x86::is_amd();

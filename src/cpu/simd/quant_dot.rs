@@ -41,7 +41,7 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: PanelFormat, const S: usize, co
     prefetch_distance: usize,
     mut out: TileOutput<'_>,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let totals = if F::EXPANDED {
             expanded::blocks::<L, F, S, C>(panels, columns, k.div_ceil(256))
@@ -180,7 +180,7 @@ pub(super) unsafe fn add_superblock<L: SimdOps, F: PanelFormat>(
     b: usize,
 ) -> L::Float {
     let subs = 256 / F::SUB;
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut product = L::mul(scales.d, inner);
         if F::BIASED {
@@ -198,7 +198,7 @@ pub(super) unsafe fn add_superblock<L: SimdOps, F: PanelFormat>(
 /// The processor has the instructions of `L`; `subs` sums lie at `sums`.
 #[inline(always)]
 pub(super) unsafe fn dot_minima<L: SimdOps>(scales: &Scales<L>, sums: *const u8, subs: usize) -> L::Int {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let low = L::broadcast_u8_as_i16(255);
         let mut total = L::zero_int();
@@ -221,7 +221,7 @@ pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const
     columns: [PackedColumn; C],
     place: SubBlock,
 ) -> [[L::Int; S]; C] {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut sums = [[L::zero_int(); S]; C];
         if F::ZERO != 0 && !subtracts_zero::<L, F>() {
@@ -256,7 +256,7 @@ pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const
     }
 }
 
-/// The prefetch distance at block `b` of panels of `blocks`. Behind the end of a panel the next panels follow; those of this call are
+/// The prefetch distance at block `b` of panels of `blocks`. After the end of a panel the next panels follow; panels of this call are
 /// skipped, as their own prefetches cover them.
 #[inline(always)]
 pub(super) fn distance_at<F: PanelFormat, const S: usize>(distance: usize, b: usize, blocks: usize) -> usize {
@@ -278,7 +278,7 @@ pub(super) unsafe fn prefetch_next<L: SimdOps, F: PanelFormat, const S: usize>(
     let bytes = F::BYTES / (F::DTYPE.block_len() / F::SUB);
     for s in 0..S {
         for line in 0..bytes.div_ceil(64) {
-            // SAFETY: as the caller vouches.
+            // SAFETY: the caller meets this function's requirements.
             unsafe { L::prefetch(panels[s].wrapping_add(prefetch_distance + i * bytes + 64 * line)) };
         }
     }

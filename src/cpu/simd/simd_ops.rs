@@ -43,7 +43,7 @@ pub(super) trait SimdOps {
     /// Broadcasts a number to both i16 of every lane.
     #[inline(always)]
     unsafe fn broadcast_u8_as_i16(value: u8) -> Self::Int {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let low = Self::shift_right(Self::broadcast_u8(value), 24);
             Self::or(low, Self::shift_left(low, 16))
@@ -57,7 +57,7 @@ pub(super) trait SimdOps {
     /// The high nibble of every byte.
     #[inline(always)]
     unsafe fn high_nibbles(a: Self::Int) -> Self::Int {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { Self::and(Self::shift_right(a, 4), Self::broadcast_u8(15)) }
     }
     /// Byte `b` of each lane, sign-extended to 32 bits.
@@ -65,7 +65,7 @@ pub(super) trait SimdOps {
     /// Byte `b` of each lane, sign-extended to both i16 of the lane.
     #[inline(always)]
     unsafe fn sign_extend_byte_x2(a: Self::Int, b: u32) -> Self::Int {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let number = Self::sign_extend_byte(a, b);
             let low = Self::shift_right(Self::broadcast_u8(255), 16);
@@ -85,7 +85,7 @@ pub(super) trait SimdOps {
     /// `SIGNED_CODES`, the codes are passed less 128, their zero, as signed numbers.
     #[inline(always)]
     unsafe fn dot4_large(sums: Self::Int, codes: Self::Int, y: Self::QuantX4) -> Self::Int {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { Self::dot4(sums, codes, y) }
     }
     /// `sums` plus the dot product of two i16 of each lane.
@@ -145,11 +145,11 @@ impl<const I32_DOT: bool, const SIGNED_CODES: bool> SimdOps for Portable<I32_DOT
         [0; 16]
     }
     unsafe fn load_bytes(p: *const u8) -> [u32; 16] {
-        // SAFETY: the caller vouches for 64 bytes.
+        // SAFETY: the caller guarantees that `p` points to 64 readable bytes.
         unsafe { p.cast::<[u32; 16]>().read_unaligned() }
     }
     unsafe fn broadcast_u32(p: *const u8) -> [u32; 16] {
-        // SAFETY: the caller vouches for 4 bytes.
+        // SAFETY: the caller guarantees that `p` points to 4 readable bytes.
         [unsafe { p.cast::<u32>().read_unaligned() }; 16]
     }
     unsafe fn broadcast_u8(value: u8) -> [u32; 16] {
@@ -180,7 +180,7 @@ impl<const I32_DOT: bool, const SIGNED_CODES: bool> SimdOps for Portable<I32_DOT
         codes.map(|c| u32::from_le_bytes(c.to_le_bytes().map(|c| table[usize::from(c)])))
     }
     unsafe fn load_x4(p: *const u8, g: usize) -> [u32; 16] {
-        // SAFETY: the caller vouches for the group's 4 bytes.
+        // SAFETY: the caller guarantees that `p` points to the 4 bytes of the group.
         unsafe { Self::broadcast_u32(p.add(4 * g)) }
     }
     unsafe fn dot4(sums: [u32; 16], codes: [u32; 16], y: [u32; 16]) -> [u32; 16] {
@@ -227,15 +227,15 @@ impl<const I32_DOT: bool, const SIGNED_CODES: bool> SimdOps for Portable<I32_DOT
         a.map(f32::from_bits)
     }
     unsafe fn load_f32(p: *const f32) -> [f32; 16] {
-        // SAFETY: the caller vouches for 64 bytes.
+        // SAFETY: the caller guarantees that `p` points to 64 readable bytes.
         unsafe { p.cast::<[f32; 16]>().read_unaligned() }
     }
     unsafe fn load_f16(p: *const u8) -> [f32; 16] {
-        // SAFETY: the caller vouches for 32 bytes.
+        // SAFETY: the caller guarantees that `p` points to 32 readable bytes.
         unsafe { p.cast::<[u16; 16]>().read_unaligned() }.map(|bits| half::f16::from_bits(bits).to_f32())
     }
     unsafe fn broadcast_f32(p: *const f32) -> [f32; 16] {
-        // SAFETY: the caller vouches for 4 bytes.
+        // SAFETY: the caller guarantees that `p` points to 4 readable bytes.
         [unsafe { p.read_unaligned() }; 16]
     }
     unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
@@ -245,7 +245,7 @@ impl<const I32_DOT: bool, const SIGNED_CODES: bool> SimdOps for Portable<I32_DOT
         std::array::from_fn(|l| a[l].mul_add(b[l], c[l]))
     }
     unsafe fn load_scale(p: *const f32, i: usize) -> [f32; 16] {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller guarantees that `p` points to number `i`.
         unsafe { Self::broadcast_f32(p.add(i)) }
     }
     unsafe fn fma_scale(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
@@ -256,7 +256,7 @@ impl<const I32_DOT: bool, const SIGNED_CODES: bool> SimdOps for Portable<I32_DOT
         std::array::from_fn(|l| a[l] + b[l])
     }
     unsafe fn store_f32(p: *mut f32, a: [f32; 16]) {
-        // SAFETY: the caller vouches for room for 64 bytes.
+        // SAFETY: the caller guarantees that `p` points to room for 64 bytes.
         unsafe { p.cast::<[f32; 16]>().write_unaligned(a) }
     }
     unsafe fn prefetch(_: *const u8) {}

@@ -24,14 +24,14 @@ impl CudaExecutor {
             // Weights of another device are converted there, and copies through the host read them there.
             read.stream = self.source_stream(source)?;
         }
-        // Whoever has a lock must not wait for pinned memory: others wait for the lock with blocks of it.
+        // A thread that has a lock must not wait for pinned memory: others wait for the lock with blocks of it.
         let through_host = !is_local && !is_peer;
         let blocks = if through_host { self.staging_blocks(bytes)? } else { Vec::new() };
-        // Behind that wait, which ends with an event.
+        // After that wait, which ends with an event.
         self.retain((src.clone(), dst.clone()))?;
         let _rows = self.lock_rows(&[read, self.row_access(dst, 0..bytes, true)?])?;
         if is_peer {
-            // The copy is on this device's stream, behind the conversion.
+            // The copy is on this device's stream, after the conversion.
             self.wait_for_conversion(from.0, &stream)?;
             return copy::copy_peer(&stream, from, to, bytes);
         }

@@ -100,7 +100,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Waits until the last conversion of a memory is done, unless the stream is behind it. That is short, except if the stream that
+    /// Waits until the last conversion of a memory is done, unless the stream is ordered after it. That is short, except if the stream that
     /// converts has other work in front. (If the stream waited instead, it would look hung meanwhile.)
     pub(super) fn wait_for_conversion(
         &mut self,
@@ -135,7 +135,7 @@ impl CudaExecutor {
         self.stream.as_ref().is_some_and(|own| Arc::ptr_eq(own, stream))
     }
 
-    /// Converts packed spans to rows, behind all other accesses to the memory.
+    /// Converts packed spans to rows, after all other accesses to the memory.
     fn unpack(
         &mut self,
         memory: &DeviceMemory,
@@ -153,7 +153,7 @@ impl CudaExecutor {
             map.set_unpacked(span);
             Ok(())
         });
-        // Also behind the conversions before one that failed.
+        // The event also covers the conversions before a failed one.
         self.end_conversion(memory, stream)?;
         converted
     }
@@ -185,7 +185,7 @@ impl CudaExecutor {
             map.set_packed(span.clone());
             Ok(())
         });
-        // Also behind the conversions before one that failed.
+        // The event also covers the conversions before a failed one.
         self.end_conversion(memory, stream)?;
         converted
     }
@@ -213,7 +213,7 @@ impl CudaExecutor {
         self.context.bind()
     }
 
-    /// Records the event behind conversions.
+    /// Records the event after conversions.
     fn end_conversion(&mut self, memory: &DeviceMemory, stream: &Arc<Stream>) -> Result<(), DeviceError> {
         stream.context().bind()?;
         let event = Event::new(stream.context())?;

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 impl CudaExecutor {
-    /// As `upload_block`, but never blocks. Whoever has a block must not wait for another: all blocks could be with such queues.
+    /// As `upload_block`, but never blocks. A thread that has a block must not wait for another one: all blocks could be with such queues.
     pub(super) fn try_upload_block(&self, bytes: usize) -> Option<TransferBlock> {
         self.context.upload_memory.acquire_share(&self.uploads, bytes)
     }
@@ -25,7 +25,7 @@ impl CudaExecutor {
         if let Some(block) = context.upload_memory.acquire_share(&uploads, bytes) {
             return Ok(block);
         }
-        // Blocks are released behind an event.
+        // Blocks are released after an event.
         self.record()?;
         let mut block = None;
         let acquire = || {
@@ -99,7 +99,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Retains pinned memory until the work so far is done, and records the event behind it: other queues wait for that memory,
+    /// Retains pinned memory until the work so far is done, and records the event after it: other queues wait for that memory,
     /// and this one may have no point for long.
     pub(super) fn retain_block(&mut self, block: impl Any + Send) -> Result<(), DeviceError> {
         self.events.retain_until(self.numbers.next(), Box::new(block));
@@ -128,7 +128,7 @@ impl CudaExecutor {
         self.context.bind()
     }
 
-    /// Downloads regions into one block with one event behind all copies, that of a point. Without pinned memory for all, downloads
+    /// Downloads regions into one block with one event after all copies, that of a point. Without pinned memory for all, downloads
     /// them in pieces and blocks.
     pub(in crate::cuda) fn download(&mut self, download: Download) -> Result<(), DeviceError> {
         let Download { srcs, ranges, result, point } = download;
@@ -141,7 +141,7 @@ impl CudaExecutor {
         let (context, downloads) = (Arc::clone(&self.context), Arc::clone(&self.downloads));
         let mut block = context.download_memory.acquire_share(&downloads, end);
         if block.is_none() && (end as u64) <= context.download_memory.budget.limit() {
-            // Behind the earlier work of this queue, reads that were dropped, or that another thread takes, release theirs.
+            // After the earlier work of this queue, reads that were dropped, or that another thread takes, release theirs.
             self.wait_for_stream()?;
             block = context.download_memory.acquire_share(&downloads, end);
         }

@@ -10,7 +10,7 @@ use crate::tensor::TensorDesc;
 
 const K: usize = 64;
 
-/// A graph: two products of the same columns, of which the second one lies where the first one was, and readers of both.
+/// A graph: two products of the same columns, the second in the place of the first, and readers of both.
 struct Draft {
     b: Builder,
     /// Result of the second product, and a view of it.

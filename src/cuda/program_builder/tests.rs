@@ -15,7 +15,7 @@ fn packed(spans: &[usize]) -> LayoutCondition {
     LayoutCondition { spans: spans.to_vec(), packed: true }
 }
 
-/// Spans of which one must not be packed.
+/// Spans, one of which must not be packed.
 fn not_all(spans: &[usize]) -> LayoutCondition {
     LayoutCondition { spans: spans.to_vec(), packed: false }
 }
@@ -135,7 +135,7 @@ fn add(
 
 const SHAPE: [usize; 4] = [256, 2, 1, 1];
 
-/// Conversions of which launch 3, which writes `SHAPE` at byte 0, can be replaced by launches that write columns in groups of 32 (7
+/// Conversions; launch 3, which writes `SHAPE` at byte 0, can be replaced by launches that write columns in groups of 32 (7
 /// blocks) and of 256 (8 blocks).
 fn with_producer(unless: Option<LayoutCondition>) -> ConvertedColumns {
     let mut columns = ConvertedColumns::default();
@@ -193,7 +193,7 @@ fn a_launch_is_replaced_by_one_that_also_quantises_its_result() {
 #[test]
 fn columns_are_kept_from_the_launch_that_writes_them_to_the_last_reader() {
     let mut columns = with_producer(None);
-    // Written by launch 3, read by 5; written and read between; and behind it.
+    // Written by launch 3, read by 5; written and read between; and after it.
     add(&mut columns, floats(0, SHAPE), 1, Some(32), 5);
     add(&mut columns, floats(4096, SHAPE), 1, None, 4);
     add(&mut columns, floats(8192, SHAPE), 1, None, 6);

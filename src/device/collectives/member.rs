@@ -20,7 +20,7 @@ pub struct GroupMember {
     /// Rounds in which this rank has published. It has combined all of them, except perhaps the last one.
     pub(super) published: AtomicU64,
     pub(super) spin: AdaptiveSpin,
-    /// Since when the rank has waited for a point.
+    /// The time since which the rank has waited for a point.
     pub(super) waiting_since: Mutex<Option<Instant>>,
 }
 

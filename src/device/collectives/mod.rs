@@ -8,7 +8,7 @@
 //!
 //! # Ranks of other processes
 //! A server has an instance of the group with all ranks ([`remote`]). The argument holds there as well, since a rank of another
-//! server sends its part of round k + 2 only after it has combined round k + 1. But its parts may overtake those of a third
+//! server sends its part of round k + 2 only after it has combined round k + 1. But its parts may overtake the parts of a third
 //! server: the part of round k + 1 may arrive while round k is still incomplete here. So up to two rounds are incomplete at a
 //! time. A rank that sends a part before all ranks of this server have published the round before violates the protocol.
 //!

@@ -6,7 +6,7 @@ use std::fmt;
 #[cfg(feature = "server")]
 use std::ops::{Range, RangeInclusive};
 
-/// What a rank brings to a round: the collective and the shapes of its operands. It must fit the parts of the other ranks.
+/// The part of a rank in a round: the collective and the shapes of its operands. It must fit the parts of the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectivePart {
     pub(super) kind: CollectiveKind,

@@ -21,7 +21,7 @@ pub(crate) enum ReceiveError<E> {
 }
 
 impl CollectiveGroup {
-    /// As [`CollectiveGroup::members`], for a group of which some ranks are in other processes. `addresses` has the server of
+    /// As [`CollectiveGroup::members`], for a group with ranks in other processes. `addresses` has the server of
     /// each such rank, by rank; `None` for ranks of this process. Parts of this process are sent by `remote_ranks`.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl GroupHandle {
 
 impl GroupMember {
     /// Publishes a part of round `round` that has arrived from the process of this rank; `fill` reads the `range` of its bytes that
-    /// the ranks of this process need. A part that violates the order of rounds, does not fit those of the other ranks, or is
+    /// the ranks of this process need. A part that violates the order of rounds, does not fit the parts of the other ranks, or is
     /// larger than the exchange memory, fails the group with an error that names this rank.
     ///
     /// # Errors

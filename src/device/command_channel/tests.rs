@@ -114,7 +114,7 @@ fn closed_channels_leave_nothing_behind() {
     for _ in 0..1000 {
         let point = TimelinePoint::new(&timeline, 1);
         queue(&threads, &to, [TestCommand::Await(point), TestCommand::Record(Lane::Short, 1)]).close();
-        // Behind the blocked command.
+        // Queued after the blocked command.
         let channel = queue(&threads, &to, [TestCommand::Record(Lane::Long, 2)]);
         channel.close();
         assert_eq!(wait_idle(&channel).err(), Some(DeviceError::Ended));
@@ -157,7 +157,7 @@ fn short_commands_pass_long_ones() {
     let third = queue(&threads, &to, [TestCommand::Record(Lane::Short, 20), TestCommand::RecordInLongLane(21)]);
     assert_eq!(seen.recv(), Ok(20));
     assert!(third.take_executor_if_idle().is_none());
-    // `third` stands in the long lane behind `second` once its second command has been tried in the short lane.
+    // `third` stands in the long lane after `second` once its second command has been tried in the short lane.
     while lock(&third.state).next_lane() != Some(Lane::Long) {
         std::thread::yield_now();
     }

@@ -191,7 +191,7 @@ fn at_most_one_slice_of_each_tenant_passes_before_a_turn() {
     }
 }
 
-/// A command that cannot be interrupted is paid for by later turns, not by those who waited.
+/// A command that cannot be interrupted is paid for by its session's later turns, not by the sessions that waited.
 #[test]
 fn overlong_turns_are_paid_back_and_forgotten_when_the_device_was_idle() {
     let mut queue = FairQueue::default();

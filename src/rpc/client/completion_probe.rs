@@ -61,7 +61,7 @@ impl DeviceProgress {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Whether a probe for message `number` is late: no read was sent behind it, but more work was. The reply then arrives only
+    /// Whether a probe for message `number` is late: no read was sent after it, but more work was. The reply then arrives only
     /// after that work.
     pub(super) fn probe_is_late(&self, number: u64) -> bool {
         self.probed.load(Ordering::Acquire) < number && self.sent.load(Ordering::Acquire) > number
@@ -185,7 +185,7 @@ impl ProbedMarks {
         &self.status
     }
 
-    /// Places mark `seq` behind the given messages in the stream. Probes it at once if a caller already waits for it or if
+    /// Places mark `seq` after the given messages in the stream. Probes it at once if a caller already waits for it or if
     /// earlier probes were late.
     pub(super) fn place_mark(&self, seq: u64, required: &RequiredMessages) {
         let mut state = lock(&self.state);

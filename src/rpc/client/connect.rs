@@ -25,7 +25,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// Upper limit of the backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// What a server closed its connections on that accepts no form of HELLO, for messages.
+/// For messages: the requests on which a server that accepts no form of HELLO closed its connections.
 const CLOSED_ON_BOTH: &str = "HELLO, with its body and without, and accepts no further connection";
 
 /// Why a connection to a server could not be established.
@@ -53,8 +53,8 @@ pub enum ConnectError {
     },
     /// The server has reached its limit of clients.
     #[error(
-        "{endpoint} is full: it has as many clients as it allows, in all or of this key or address (rpc-server \
-         --max-connections, --max-connections-per-address); try again when one has disconnected, or use another server"
+        "{endpoint} is full: it has as many clients as it allows, in all or of this key or address (max-connections and \
+         max-connections-per-address in its --limits); try again when one has disconnected, or use another server"
     )]
     Full {
         /// The endpoint, as given to the client.
@@ -158,13 +158,14 @@ impl ConnectError {
     }
 
     /// Whether a retry may succeed without any change of configuration.
-    fn is_transient(&self) -> bool {
-        use ConnectError::{Closed, Connect, Device, Draining, Full, Host, Silent};
+    pub fn is_transient(&self) -> bool {
+        use ConnectError::{Closed, Connect, Device, Draining, Full, GivenUp, Host, Silent};
         match self {
             // In container networks a host name resolves only while its container runs.
             Host { .. } => true,
             Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
             Device(e) => matches!(e, DeviceError::ConnectionLost { .. } | DeviceError::Exhausted { .. }),
+            GivenUp { last, .. } => last.is_transient(),
             _ => false,
         }
     }
@@ -364,8 +365,12 @@ mod tests {
             });
             (attempts, done.unwrap_err().to_string())
         };
-        let (attempts, message) = fail(10_000, ConnectError::Name);
-        assert!(attempts == 1 && !message.contains("attempts"), "{message}");
+        let trust = |endpoint| ConnectError::Trust { endpoint, reason: "it has another key".to_owned() };
+        let version = |endpoint| ConnectError::Version { endpoint, theirs: Version { major: 99, ..PROTOCOL_VERSION } };
+        for permanent in [ConnectError::Name as fn(String) -> ConnectError, trust, version] {
+            let (attempts, message) = fail(10_000, permanent);
+            assert!(attempts == 1 && !message.contains("attempts"), "{message}");
+        }
         let (attempts, message) = fail(0, |endpoint| ConnectError::Full { endpoint });
         assert!(attempts == 1 && !message.contains("attempts"), "{message}");
         let (attempts, message) = fail(200, unknown);

@@ -284,7 +284,7 @@ impl ConnectionShared {
         reply.wait(None)
     }
 
-    /// Queues a FREE_BUFFER behind everything that was sent so far. Does not block.
+    /// Queues a FREE_BUFFER after everything that was sent so far. Does not block.
     pub(super) fn defer_free(&self, handle: u64) {
         lock(&self.deferred).freed_buffers.push(handle);
         self.run_deferred_sends();

@@ -235,7 +235,7 @@ impl RecordEncoder<'_> {
 
     /// Appends a second record for a node's destination, and returns its id.
     fn encode_again(&mut self, node: &Node) -> Result<u64, DeviceError> {
-        // Second records get ids above those of all tensors.
+        // Second records get ids above the ids of all tensors.
         let number = self.graph.tensors().len() as u64 + 1 + self.encoded.len() as u64;
         let mut record = self.record(number, self.tensor(node.dst)?)?;
         self.set_op(&mut record, node);

@@ -41,7 +41,7 @@
 //!   values before they are used.
 //!
 //! Start reading at `connect.rs`, then `connection.rs` and `queue.rs`. `ggml_protocol.rs` sends a queue's work by the messages
-//! of 7.0, and `extended/` by those of the extensions. The encoding of messages lives in `rpc::wire`, sockets in
+//! of 7.0, and `extended/` by the messages of the extensions. The encoding of messages lives in `rpc::wire`, sockets in
 //! `rpc::transport`, and what clients share with servers in `rpc::connection`.
 
 mod completion_probe;

@@ -3,7 +3,7 @@
 //!
 //! The owner of the queue's [`QueueExecutor`] sends. While no command is pending, the submitting thread owns it. A command that
 //! has to block (a wait for a point of another connection, a copy through this host) is handed over to the queue's thread
-//! together with the executor, and so are all commands behind it: their order is that of submission. A [`QueueProtocol`]
+//! together with the executor, and so are all commands after it: their order is that of submission. A [`QueueProtocol`]
 //! encodes the messages: `ggml_protocol` or `extended::extended_protocol`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

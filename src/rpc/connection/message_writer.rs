@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::rpc::transport::{Deadline, Sender, TransportError};
 
-/// Coalescing limit: data up to this size is copied behind the head of its message and sent in one write.
+/// Coalescing limit: data up to this size is copied after the head of its message and sent in one write.
 pub(in crate::rpc) const MAX_COALESCED_BYTES: usize = 64 << 10;
 
 /// The sending half of a connection, with its write buffer.
@@ -14,7 +14,7 @@ pub(in crate::rpc) struct MessageWriter {
     /// Stall timeout: how long the peer may accept no byte.
     stall: Duration,
     buffer: Vec<u8>,
-    /// A message was sent incompletely, so the peer cannot parse any bytes behind it.
+    /// A message was sent incompletely, so the peer cannot parse any bytes after it.
     broken: bool,
 }
 
@@ -24,7 +24,7 @@ impl MessageWriter {
         MessageWriter { sender, stall, buffer: Vec::new(), broken: false }
     }
 
-    /// The write buffer: messages that the next flush sends. Encode further messages behind them.
+    /// The write buffer: messages that the next flush sends. Encode further messages after them.
     pub(in crate::rpc) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
@@ -34,7 +34,7 @@ impl MessageWriter {
         self.flush_with(&[] as &[&[u8]])
     }
 
-    /// Sends the buffered messages and `parts` behind them: in one write if they are small, else without copying `parts`.
+    /// Sends the buffered messages and `parts` after them: in one write if they are small, else without copying `parts`.
     pub(in crate::rpc) fn flush_with(&mut self, parts: &[impl AsRef<[u8]>]) -> Result<(), TransportError> {
         let bytes: usize = parts.iter().map(|part| part.as_ref().len()).sum();
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -64,7 +64,7 @@ impl MessageWriter {
         self.sender.drain(deadline)
     }
 
-    /// Half close: the peer sees the end of the stream behind the data sent so far, provided there is room for it by the
+    /// Half close: the peer sees the end of the stream after the data sent so far, provided there is room for it by the
     /// deadline.
     pub(in crate::rpc) fn finish(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         self.broken = true;

@@ -20,7 +20,7 @@ const MAX_FILE: u64 = 4 << 20;
 const NO_CERTIFICATE: &str =
     "no certificate in PEM (-----BEGIN CERTIFICATE-----): give the file that the CA has issued";
 
-/// What an end proves by a certificate, and the CA that must have signed those of other ends.
+/// What an end proves by a certificate, and the CA that must have signed the certificates of other ends.
 #[derive(Clone)]
 pub struct Certificate {
     key: Arc<CertifiedKey>,

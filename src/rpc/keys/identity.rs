@@ -1,4 +1,4 @@
-//! What an end of a connection proves, as lists of allowed clients name it.
+//! The identity that an end of a connection proves: a key or a certificate's name, as lists of allowed clients have it.
 
 use std::fmt;
 use std::str::FromStr;

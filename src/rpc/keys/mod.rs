@@ -209,7 +209,7 @@ fn read_secret(path: &Path) -> Result<String, KeyFileError> {
     let io = |source| KeyFileError::Io { path: named(), source };
     let file = std::fs::File::open(path).map_err(io)?;
     let metadata = file.metadata().map_err(io)?;
-    // Before the mode, which is that of a file.
+    // A folder is refused first: the check of the mode below is for files.
     if metadata.is_dir() {
         return Err(io(io::ErrorKind::IsADirectory.into()));
     }

@@ -24,16 +24,16 @@ pub struct ForwardedServer {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ParseForwardedServerError {
-    /// The text behind the last `=` is `cert`.
+    /// The text after the last `=` is `cert`.
     #[error("the relay proves a key, and needs that of the server: it cannot use servers with certificates")]
     Certificate,
-    /// There is no key behind the address.
+    /// There is no key after the address.
     #[error(
         "the server's key is missing, as in gpu-1:50052=ed25519:…: rpc-server prints its key when it starts, and `rpc-server \
          keygen --public FILE` prints that of a file"
     )]
     NoKey,
-    /// The part behind the last `=` is no key.
+    /// The part after the last `=` is no key.
     #[error(transparent)]
     Key(#[from] ParsePublicKeyError),
     /// The address of the server is neither a host nor a host and a port.

@@ -121,7 +121,7 @@ fn each_byte_is_copied_once_to_be_sealed_and_written_where_it_was_opened() {
     let Ends { mut client, relay_client, client_counts, relay_server, server_counts, mut server } = Ends::new();
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (relay_client.split(), relay_server.split());
-    // The bytes that the thread of a direction copies, beside those of system calls.
+    // The bytes that the thread of a direction copies itself, without the copies of system calls.
     let forward = |from: &mut Receiver, to: &mut Sender| {
         assert_eq!(from.forward_to(to).unwrap(), BYTES as u64);
         to.finish(&watchdog()).unwrap();

@@ -1,7 +1,7 @@
 //! Admission control: limits the number of handshakes in flight and of sessions, refuses further clients, and notifies sessions
 //! when the server drains.
 //!
-//! An accepted connection is a pending handshake, of which the oldest is closed at their limit ([`PendingHandshakes`]). Only a
+//! An accepted connection is a pending handshake. At their limit, the oldest one is closed ([`PendingHandshakes`]). Only a
 //! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
 //! told so in the reply to its HELLO.
 
@@ -91,7 +91,9 @@ impl Drop for ClosedHandshake {
 pub(super) enum Rejection {
     #[error(transparent)]
     TooManyHandshakes(#[from] LimitReached),
-    #[error("{0} connections are open or end, all that there may be (--max-connections, --max-handshakes)")]
+    #[error(
+        "{0} connections are open or end, the most that the server allows (max-connections and max-handshakes in --limits)"
+    )]
     TooManyOpen(usize),
 }
 

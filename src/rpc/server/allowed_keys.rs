@@ -25,8 +25,8 @@ use list::{ListEntry, parse_list};
 /// Largest list that is read.
 const MAX_LIST: u64 = 16 << 20;
 
-/// The keys with which a server serves over TLS: its own one, and those of its clients. Or its certificate, and the names of
-/// those of its clients. Clones share the list.
+/// The keys with which a server serves over TLS: its own one, and its clients'. Or its certificate, and the names of
+/// its clients' certificates. Clones share the list.
 #[derive(Clone)]
 pub struct ServerKeys {
     pub(super) tls: ServerTls,

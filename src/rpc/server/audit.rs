@@ -1,5 +1,5 @@
-//! What one session has used and does. One line when it begins, one when data has arrived for its first graph, and one when it
-//! ends (the audit line): docs/monitoring.md describes their fields.
+//! Counters and activity of one session, and its lines in the log: one when it begins, one when data has arrived for its first graph,
+//! and one when it ends (the audit line): docs/monitoring.md describes their fields.
 //!
 //! A connection whose HELLO never completed is no session and has no lines: otherwise a flood of connections would use up
 //! the lines of sessions.
@@ -21,11 +21,11 @@ const MIN_REPORTED_DATA: u64 = 16 << 20;
 /// The command of a session that waits for a request.
 const IDLE: u16 = u16::MAX;
 
-/// What a session has used. Its threads count; other threads may read.
+/// Counters of a session's use. The session's threads count; other threads may read.
 pub(super) struct SessionAudit {
     peer: PeerAddr,
     start: Instant,
-    /// Those of the server.
+    /// The counters of the server.
     counters: Arc<Counters>,
     session: OnceLock<BegunSession>,
     is_extended: AtomicBool,
@@ -34,10 +34,10 @@ pub(super) struct SessionAudit {
     received: AtomicU64,
     sent: AtomicU64,
     graphs: AtomicU64,
-    /// Bytes of tensors by source, and those of which a line has told.
+    /// Bytes of tensors by source: all, and as many as the log has reported.
     data: [AtomicU64; DataSource::ALL.len()],
     reported_data: [AtomicU64; DataSource::ALL.len()],
-    /// Nanoseconds from `start` until the first of these bytes of which no line has told, and the last.
+    /// Nanoseconds from `start` until the first and the last of the bytes that the log has not reported.
     data_times: [AtomicU64; 2],
     budget: OnceLock<Arc<MemoryBudget>>,
     /// Number of the command that is served, or [`IDLE`].
@@ -85,7 +85,7 @@ impl fmt::Display for Activity {
 }
 
 impl SessionAudit {
-    /// Of a new connection.
+    /// The counters of a new connection.
     pub(super) fn new(peer: PeerAddr, counters: &Arc<Counters>) -> Arc<SessionAudit> {
         Arc::new(SessionAudit {
             peer,

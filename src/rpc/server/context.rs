@@ -69,7 +69,7 @@ impl ServerContext {
         }
     }
 
-    /// The devices of the client at `peer`, which names a device by its position in this list: those of its key, or else all.
+    /// The devices of the client at `peer`, which names a device by its position in this list: the devices of its key, or else all.
     pub(super) fn devices_of(&self, peer: PeerAddr) -> Vec<&Arc<dyn Device>> {
         match self.tenants.devices(peer) {
             Some(devices) => devices.iter().filter_map(|&at| self.all_devices.get(at as usize)).collect(),

@@ -1,4 +1,4 @@
-//! Counters of a server since its start. Sessions add to them without a lock, and whoever reports them reads them without one.
+//! Counters of a server since its start. Sessions add to them and reports read them without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Host memory: one budget of the server for the memory outside of devices that clients cause (`--max-host-memory`): message
+//! Host memory: one budget of the server for the memory outside of devices that clients cause (`max-host-memory` in `--limits`): message
 //! bodies, prepared and stored graphs, replies, staged uploads, transfers, bookkeeping. Everything is charged before it is
 //! allocated, to the session and to the server.
 //!
@@ -11,7 +11,7 @@
 //!
 //! *Unfinished messages of the largest holder go first.* Many tenants together can still hold nearly everything, at no cost, by
 //! messages that they never finish. A thread that waits for memory therefore ends, after [`EVICT_AFTER`], sessions that read a
-//! large message, if that frees enough: those of tenants that hold more than the waiting tenant would, largest first, or larger
+//! large message, if that frees enough: sessions of tenants that hold more than the waiting tenant would, largest first, or larger
 //! sessions of the waiting tenant.
 //!
 //! The *base* ([`BASE_BYTES`]) is reserved when the handshake of a connection is complete. It pays for small messages and small
@@ -70,7 +70,7 @@ const SESSION_FACTOR: u64 = 3;
 pub(super) enum HostMemoryError {
     #[error(
         "{} of host memory are not available{}: the session holds {}, all of its key or address {}, and {} of the server's {} are \
-         free (--max-host-memory); a key or address may hold as much as stays free",
+         free (max-host-memory in --limits); a key or address may hold as much as stays free",
         Bytes(*requested),
         if *.waited { ", also after a wait" } else { "" },
         Bytes(*held),
@@ -80,7 +80,7 @@ pub(super) enum HostMemoryError {
     )]
     Exhausted { requested: u64, held: u64, of_tenant: u64, free: u64, limit: u64, waited: bool },
     #[error(
-        "host memory is short (--max-host-memory), and the session, which held {}, had not finished its message: its key or address, or \
+        "host memory is short (max-host-memory in --limits), and the session, which held {}, had not finished its message: its key or address, or \
          at loopback the session, held the most",
         Bytes(*held)
     )]
@@ -115,7 +115,7 @@ pub(super) struct HostMemory {
 
 #[derive(Default)]
 struct HostMemoryState {
-    /// Of all connections, by the number of their [`SessionMemory`].
+    /// The accounts of all connections, by the number of their [`SessionMemory`].
     accounts: BTreeMap<u64, Account>,
     next_id: u64,
     /// Bytes of the bases.
@@ -125,7 +125,7 @@ struct HostMemoryState {
 }
 
 impl HostMemory {
-    /// The host memory of `budget`, of which as much as the bases of `max_sessions` need, but at most half, is kept for bases. A
+    /// The host memory of `budget`. As much as the bases of `max_sessions` need, but at most half, is kept for bases. A
     /// session waits for up to `stall_timeout`, and at most [`MAX_WAIT`].
     pub(super) fn new(budget: Arc<Budget>, max_sessions: usize, stall_timeout: Duration) -> Arc<HostMemory> {
         let kept_for_bases = BASE_BYTES.saturating_mul(max_sessions as u64).min(budget.limit() / 2);

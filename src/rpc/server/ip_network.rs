@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// An IP network: all addresses whose first bits equal those of an address. Its text is an address such as `10.0.0.5`, or an
+/// An IP network: all addresses whose first bits equal an address's. Its text is an address such as `10.0.0.5`, or an
 /// address and a number of bits such as `10.0.0.0/24` or `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpNetwork {

@@ -29,7 +29,7 @@ use super::tenants::Tenant;
 use crate::printable::breaks_lines;
 use crate::rpc::transport::PeerAddr;
 
-/// Tokens of the process, as a multiple of those of one source.
+/// Tokens of the process, as a multiple of the tokens of one source.
 const PROCESS_FACTOR: u32 = 4;
 
 /// Limit of the buckets of sources and kinds. Beyond it, further ones share a bucket per kind.
@@ -206,7 +206,7 @@ impl fmt::Display for LeftOut {
 #[derive(Default)]
 struct LogLimitsState {
     by_source: HashMap<(LogSource, LogKind), TokenBucket>,
-    /// Of all sources beyond [`MAX_BUCKETS`], by kind.
+    /// The buckets of all sources beyond [`MAX_BUCKETS`], by kind.
     overflow: [TokenBucket; KINDS.len()],
     /// By kind.
     process: [TokenBucket; KINDS.len()],
@@ -216,7 +216,7 @@ struct LogLimitsState {
 /// The buckets of a server, or of a relay.
 pub(crate) struct LogLimits {
     start: Instant,
-    /// Of an ordinary kind and one source.
+    /// The rate of an ordinary kind of line from one source.
     rate: TokenRate,
     /// Whether addresses of loopback are sources of their own: [`Config::loopback_tenants`](super::Config::loopback_tenants).
     with_loopback: bool,

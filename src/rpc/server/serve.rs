@@ -103,7 +103,7 @@ fn reason_of_shutdown(server: &ServerContext) -> EndReason {
     if server.lifecycle.state() == ServerState::Draining { EndReason::Drain } else { EndReason::Shutdown }
 }
 
-/// What a connection was.
+/// The kind of a connection.
 enum Served {
     /// A session, or none of any protocol. It is over.
     Session,

@@ -21,28 +21,28 @@ use crate::rpc::transport::PeerAddr;
 /// Time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Samples that are kept: those of a minute, and the one before.
+/// Samples that are kept: the samples of a minute, and the one before.
 const SAMPLES: usize = 61;
 
 /// A client counts as slow if nothing has moved for this time in the middle of a message.
 const SLOW_CLIENT: Duration = Duration::from_secs(5);
 
-/// What had happened until a moment.
+/// The counters at a moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// Since the start of the server.
+    /// Time since the start of the server.
     pub(super) at: Duration,
     pub(super) received: u64,
     pub(super) sent: u64,
     pub(super) graphs: u64,
-    /// Of each device.
+    /// The activity of each device.
     pub(super) activity: Vec<Option<DeviceActivity>>,
 }
 
-/// What only locks that sessions take too can tell. The thread of the samples finds it out, however many readers there are.
+/// Facts that need locks which sessions take, too. Only the sampling thread collects them, however many readers there are.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampledFacts {
-    /// Of each device; `None`: it has failed.
+    /// The memory of each device; `None`: the device has failed.
     pub(super) device_memory: Vec<Option<MemoryInfo>>,
     pub(super) lost: Vec<Option<String>>,
     pub(super) groups: usize,
@@ -87,7 +87,7 @@ impl Statistics {
     pub(super) fn add_session(&self, peer: PeerAddr) -> Arc<SessionAudit> {
         let audit = SessionAudit::new(peer, &self.counters);
         self.new_sessions.push(Arc::downgrade(&audit));
-        // Whoever holds the lock may miss this session, so the next one or a reader moves it. The queue holds a few at most.
+        // The thread that holds the lock may miss this session, so the next session or a reader moves it. The queue holds a few at most.
         if let Ok(mut sessions) = self.sessions.try_lock() {
             self.move_new_sessions(&mut sessions);
         }
@@ -136,7 +136,7 @@ impl Statistics {
         }
     }
 
-    /// What the last sample has found out.
+    /// The facts of the last sample.
     pub(super) fn facts(&self) -> Arc<SampledFacts> {
         Arc::clone(&lock(&self.facts))
     }

@@ -11,7 +11,7 @@ use crate::rpc::status::{
 };
 use crate::rpc::transport::PeerAddr;
 
-/// What the thread of the samples finds out each second.
+/// The facts that the sampling thread collects each second.
 pub(super) fn sample_facts(server: &ServerContext) -> SampledFacts {
     SampledFacts {
         device_memory: server.all_devices.iter().map(|device| device.memory().ok()).collect(),

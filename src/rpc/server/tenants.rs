@@ -1,5 +1,5 @@
 //! Tenants: budgets per client, by its key or address, of connections, handshakes, queues, threads of transfers, device and host
-//! memory, and memory mappings, within those of the process, so that one host cannot take the whole server.
+//! memory, and memory mappings, within the limits of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a
 //! network, so a host could use 2^64 addresses of its own. A connection counts as a handshake of its address until HELLO is
@@ -48,20 +48,20 @@ use Resource::{Connections, Handshakes, Queues, TransferThreads};
 /// Number of [`Resource`]s.
 const RESOURCES: usize = 4;
 
-/// The resources with their names and flags.
+/// The resources with their names in messages and the names of their limits in the file of `--limits`.
 const ROWS: [(Resource, &str, &str); RESOURCES] = [
-    (Connections, "connections", "--max-connections"),
-    (Handshakes, "handshakes in flight", "--max-handshakes"),
-    (Queues, "queues", "--max-queues"),
-    (TransferThreads, "threads for transfers between servers", "--max-transfer-threads"),
+    (Connections, "connections", "max-connections"),
+    (Handshakes, "handshakes in flight", "max-handshakes"),
+    (Queues, "queues", "max-queues"),
+    (TransferThreads, "threads for transfers between servers", "max-transfer-threads"),
 ];
 
-/// What a limit of a key is named in messages.
+/// How messages name a limit of a key.
 const OF_KEY: &str = "of the key in --allow-keys";
 
 /// The budgets of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
-    /// Those of the process, by [`Resource`].
+    /// The budgets of the process, by [`Resource`].
     process: [Arc<Budget>; RESOURCES],
     /// Number of refused reservations.
     refusals: [AtomicU64; RESOURCES],
@@ -83,7 +83,7 @@ pub(super) struct Tenants {
 
 /// The budgets of one tenant.
 struct TenantBudgets {
-    /// Within those of the process, by [`Resource`].
+    /// Within the budgets of the process, by [`Resource`].
     counts: [Arc<Budget>; RESOURCES],
     /// Contains the budgets of its sessions, whose memory mappings it counts together.
     memory: Arc<MemoryBudget>,
@@ -140,7 +140,7 @@ impl Tenant {
         }
     }
 
-    /// What the tenant is, for messages.
+    /// The kind of the tenant, for messages.
     fn noun(self) -> &'static str {
         match self {
             Tenant::Key(_) => "key",
@@ -226,11 +226,11 @@ impl Tenants {
     /// Counts and describes the refusal of a reservation of one `resource` for a client of `tenant`.
     fn limit_reached(&self, tenant: Option<Tenant>, resource: Resource, refusal: BudgetRefusal) -> LimitReached {
         self.refusals[resource as usize].fetch_add(1, Ordering::Relaxed);
-        let (limit, (_, name, flag)) = (refusal.limit, ROWS[resource as usize]);
+        let (limit, (_, name, limit_name)) = (refusal.limit, ROWS[resource as usize]);
         let owner = tenant.map(Tenant::noun).or((resource == TransferThreads).then_some("session"));
         let Some(owner) = owner.filter(|_| !refusal.is_parents) else {
             return LimitReached {
-                text: format!("there are already {limit} {name}, the limit ({flag})"),
+                text: format!("there are already {limit} {name}, the limit ({limit_name} in --limits)"),
                 tenant: None,
             };
         };
@@ -238,8 +238,8 @@ impl Tenants {
             Connections if tenant.is_some_and(|tenant| self.key_limits(tenant).connections.is_some()) => {
                 format!("the limit {OF_KEY} (connections=)")
             }
-            Connections => format!("the limit per {owner} (--max-connections-per-address)"),
-            _ => format!("a quarter of the limit ({flag})"),
+            Connections => format!("the limit per {owner} (max-connections-per-address in --limits)"),
+            _ => format!("a quarter of the limit ({limit_name} in --limits)"),
         };
         LimitReached { text: format!("its {owner} has already {limit} {name}, {which}"), tenant }
     }
@@ -250,7 +250,10 @@ impl Tenants {
         if tenant.is_some_and(|tenant| self.key_limits(tenant).memory.is_some()) {
             return format!("the limit {OF_KEY} (memory=)");
         }
-        format!("the limit of the client's {} (--max-memory-per-address)", tenant.map_or("address", Tenant::noun))
+        format!(
+            "the limit of the client's {} (max-memory-per-address in --limits)",
+            tenant.map_or("address", Tenant::noun)
+        )
     }
 
     /// Positions of the devices that the client at `peer` may use; `None`: all.
@@ -311,7 +314,7 @@ impl Tenants {
     }
 
     /// The budget from which the client at `peer` reserves a resource: that of its tenant. Without a tenant, only the limit of
-    /// the process holds, except for threads, of which each such session has a quarter.
+    /// the process holds, except for threads: each such session has a quarter of them.
     pub(super) fn budget(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> ClientBudget {
         let (tenant, process) = (self.tenant(peer), &self.process[resource as usize]);
         let budget = match tenant {
@@ -332,34 +335,34 @@ impl Tenants {
         let own = tenant.map(|tenant| &*self.entry(&mut by_tenant, tenant));
         let of_limit = |budget: &Budget| format!("{} of {}", budget.used(), budget.limit());
         let mut rows = Vec::new();
-        for (resource, name, flag) in ROWS {
+        for (resource, name, limit_name) in ROWS {
             let (at, exempt) = (resource as usize, "not counted, as of loopback");
             let refused = self.refusals[at].load(Ordering::Relaxed);
             let of_all = format!("{}, {refused} refused since the start", of_limit(&self.process[at]));
-            rows.push((format!("{name} ({flag})"), of_all));
-            let (flag, exempt) = match resource {
+            rows.push((format!("{name} ({limit_name})"), of_all));
+            let (limit_name, exempt) = match resource {
                 // These count for the address: a client has no key before its own handshake is over.
                 Handshakes if matches!(tenant, Some(Tenant::Key(_))) => continue,
                 Connections if of_key.connections.is_some() => ("connections= in --allow-keys", exempt),
-                Connections => ("--max-connections-per-address", exempt),
+                Connections => ("max-connections-per-address", exempt),
                 TransferThreads => ("a quarter", "a quarter per client, as of loopback"),
                 _ => ("a quarter", exempt),
             };
             let of_tenant = own.map_or(exempt.to_owned(), |own| of_limit(&own.counts[at]));
-            rows.push((format!("{name} of this {noun} ({flag})"), of_tenant));
+            rows.push((format!("{name} of this {noun} ({limit_name})"), of_tenant));
         }
         let mappings = process_mappings();
         rows.push(("memory mappings of CPU devices".to_owned(), of_limit(mappings)));
         if let Some(mappings) = own.and_then(|own| own.memory.mappings()) {
             rows.push((format!("memory mappings of this {noun} (a quarter)"), of_limit(mappings)));
         }
-        let flag = of_key.memory.map_or("--max-memory-per-address", |_| "memory= in --allow-keys");
+        let limit_name = of_key.memory.map_or("max-memory-per-address", |_| "memory= in --allow-keys");
         let memory = match (of_key.memory.or(self.memory), own) {
             (None, _) => "that of the devices".to_owned(),
             (Some(_), None) => "not counted, as of loopback".to_owned(),
             (Some(limit), Some(own)) => format!("{} of {} MiB", own.memory.used() >> 20, limit >> 20),
         };
-        rows.push((format!("device memory of this {noun} ({flag})"), memory));
+        rows.push((format!("device memory of this {noun} ({limit_name})"), memory));
         if let Some(share) = of_key.share {
             let value = format!("{share}, of others {DEFAULT_SHARE}");
             rows.push(("share of the time of devices (share= in --allow-keys)".to_owned(), value));

@@ -1,4 +1,4 @@
-//! Adapter of a client whose requests may not be those of the newest version. It stands between the connection and the session:
+//! Adapter of a client whose requests may not have the newest version. It stands between the connection and the session:
 //! it finds out the client's version, leaves each request to the session as one of the newest version, and sends the replies
 //! that only older versions have. It is dropped once the client is known to have the newest version.
 

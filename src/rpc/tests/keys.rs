@@ -1,4 +1,4 @@
-//! Tenants by key: clients of ggml's protocol over TLS, beside those of other keys.
+//! Tenants by key: clients of ggml's protocol over TLS, beside clients of other keys.
 
 use super::*;
 use crate::rpc::keys::{PublicKey, SecretKey};

@@ -151,7 +151,7 @@ fn a_half_close_leaves_the_other_direction_open() {
     });
 }
 
-/// Some first attempts to finish find no room, as for TLS's close_notify behind a full socket. The peer still sees the end of
+/// Some first attempts to finish find no room, as for TLS's close_notify while the socket is full. The peer still sees the end of
 /// the stream.
 #[test]
 fn a_half_close_without_room_is_retried() {
@@ -225,7 +225,7 @@ fn a_hang_up_is_noticed_without_reading() {
         let (_their_receiver, mut their_sender) = theirs.split();
         assert!(!receiver.hung_up());
         their_sender.write_all(&[b"unread"], WATCHDOG).unwrap();
-        // On other systems than Linux, TCP hides the end behind the unread bytes.
+        // On other systems than Linux, TCP hides the end of the stream until the unread bytes are read.
         if cfg!(not(target_os = "linux")) {
             receiver.read_exact(&mut [0; 6], &watchdog()).unwrap();
         }

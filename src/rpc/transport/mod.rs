@@ -89,7 +89,7 @@ pub(crate) enum Interest {
 ///   [`Interest::ReadOrWrite`]. Any thread may call the other functions at any time.
 /// - **Blocking**: only `wait` blocks. It holds no lock of the transport meanwhile, so a waiting reader never blocks a writer,
 ///   nor a waiting writer a reader.
-/// - **Readiness** refers to the bytes that `try_read` returns, not to those of a socket. A transport that decrypts reports
+/// - **Readiness** refers to the bytes that `try_read` returns, not to the bytes in a socket. A transport that decrypts reports
 ///   buffered plain text as readable even if its socket is empty, and does not report half a record.
 /// - **Handshakes** of the transport itself, such as TLS's, are lazy: the first attempts to read or write perform them. They
 ///   never happen in [`Listen::accept`], where one slow client would block all others.
@@ -114,7 +114,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         Ok(true)
     }
 
-    /// Whether bytes have arrived, those of the transport's own handshake included. Unlike [`Transport::readable`], it may be
+    /// Whether bytes have arrived, including the transport's own handshake. Unlike [`Transport::readable`], it may be
     /// called beside the reader: it takes no lock and no bytes.
     fn has_received(&self) -> bool {
         self.readable()
@@ -144,7 +144,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// for as long. Does nothing where the system has no such timeout.
     fn set_loss_timeout(&self, timeout: Duration);
 
-    /// Half close: ends the sending direction behind the bytes sent so far; the receiving direction stays open. `false`: there
+    /// Half close: ends the sending direction after the bytes sent so far; the receiving direction stays open. `false`: there
     /// is no room for the closing message, such as TLS's close_notify, and the caller must try again. Idempotent.
     fn try_finish(&self) -> Result<bool, TransportError>;
 
@@ -208,7 +208,7 @@ impl Connection {
     }
 }
 
-/// Handle on a connection for other threads than those of its halves: ends it, and tells whether the peer has.
+/// Handle on a connection for threads other than the threads of its halves: ends it, and tells whether the peer has.
 #[derive(Clone, Debug)]
 pub(crate) struct Aborter(Arc<dyn Transport>);
 
@@ -239,7 +239,7 @@ impl Aborter {
 pub(crate) struct Receiver(Arc<dyn Transport>);
 
 impl Receiver {
-    /// The whole connection, of which no thread uses the sending half any more.
+    /// The whole connection. No thread uses its sending half any more.
     pub(crate) fn into_connection(self) -> Connection {
         Connection(self.0)
     }
@@ -395,7 +395,7 @@ impl Sender {
         }
     }
 
-    /// Half close: the peer sees the end of the stream behind the bytes sent so far.
+    /// Half close: the peer sees the end of the stream after the bytes sent so far.
     ///
     /// # Errors
     /// [`TransportError::TimedOut`] when there is no room for it by the deadline. A deadline that has already passed allows one

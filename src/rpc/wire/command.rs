@@ -43,9 +43,9 @@ setters!(Limits {
 pub enum BodySize {
     /// Exactly this length.
     Exact(u64),
-    /// One of two lengths: that of the older form of the message, and that of 7.0.
+    /// One of two lengths: of the older form of the message, and of 7.0.
     Either(u64, u64),
-    /// A head of this length and any amount of data behind it.
+    /// A head of this length and any amount of data after it.
     AtLeast(u64),
     /// A graph: device and two counts, 8 bytes per node (its id) and 296 bytes per tensor (its record).
     Graph,

@@ -62,7 +62,7 @@ impl ResponseHeader {
     }
 }
 
-/// Splits the next request off a recorded stream and returns its command and its body. `stream` then starts behind the request.
+/// Splits the next request off a recorded stream and returns its command and its body. `stream` then starts after the request.
 ///
 /// # Errors
 /// Errors of the header and of its size; [`WireError::Truncated`] if the stream ends within the request.

@@ -20,7 +20,7 @@
 //! 3. [`Request::decode`] borrows from the body; its allocations are bounded by the length of the body.
 //!
 //! Of a SET_TENSOR the receiver decodes only the head of [`SET_TENSOR_HEAD`] bytes ([`SetTensorHead::decode`]) and streams the
-//! data behind it to the buffer.
+//! data after it to the buffer.
 //!
 //! Decoding checks the *form*: each byte belongs to a field, trailing bytes are an error, flags are 0 or 1, counts match the
 //! length of the body. The session and graph validation check the meaning of handles, offsets, types and ops. A [`WireError`]

@@ -157,7 +157,7 @@ fixed! {
         value: u8,
     }
 
-    /// Reads rows of equal length from a tensor (from 8.0 on). The response has the rows one behind the other.
+    /// Reads rows of equal length from a tensor (from 8.0 on). The response has the rows one after the other.
     GetTensor2d {
         /// Source.
         tensor: TensorRecord,
@@ -261,7 +261,7 @@ pub struct SetTensorHead {
 }
 
 impl SetTensorHead {
-    /// Decodes the head. The length of the data behind it is the length of the body minus [`SET_TENSOR_HEAD`].
+    /// Decodes the head. The length of the data after it is the length of the body minus [`SET_TENSOR_HEAD`].
     ///
     /// # Errors
     /// [`WireError::BadValue`] for a cache flag that is not 0 or 1.
@@ -269,7 +269,7 @@ impl SetTensorHead {
         SetTensorHead::read(&mut Reader::new(bytes))
     }
 
-    /// Appends the frame without the data; the caller sends `data_len` bytes behind it.
+    /// Appends the frame without the data; the caller sends `data_len` bytes after it.
     ///
     /// # Errors
     /// [`WireError::TooLarge`] if `data_len` exceeds the limit of all receivers.
@@ -305,7 +305,7 @@ const _: () = assert!(matches!(RpcCommand::SetTensor.request(), BodySize::AtLeas
 pub struct SetTensor<'a> {
     /// Destination and flags.
     pub head: SetTensorHead,
-    /// Data: all bytes behind the head.
+    /// Data: all bytes after the head.
     pub data: &'a [u8],
 }
 
@@ -366,7 +366,7 @@ impl SetTensor2dHead {
 pub struct SetTensor2d<'a> {
     /// Where the rows go.
     pub head: SetTensor2dHead,
-    /// The rows, one behind the other: everything that follows the head.
+    /// The rows, one after the other: everything that follows the head.
     pub data: &'a [u8],
 }
 

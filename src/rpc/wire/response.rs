@@ -64,7 +64,7 @@ pub enum Response<'a> {
     Hello(HelloReply),
     /// Number of devices.
     DeviceCount(u32),
-    /// The requested rows, one behind the other. To stream them, send a [`ResponseHeader`] and then the bytes.
+    /// The requested rows, one after the other. To stream them, send a [`ResponseHeader`] and then the bytes.
     GetTensor2d(&'a [u8]),
     /// Whether the device is connected for collectives.
     CommInit(bool),

@@ -47,7 +47,7 @@ pub enum CellError {
 ///
 /// As many cells are reserved for a sequence as it may ever have positions, so that none runs out of cells half way. Each is chosen
 /// when it is needed. A sequence takes whole blocks of cells while there are some, those with the lowest numbers first: a device can then
-/// skip the blocks that the mask hides, which are those of other sequences. When no whole block is left, sequences take the cells that
+/// skip the blocks that the mask hides, which belong to other sequences. When no whole block is left, sequences take the cells that
 /// are left in the blocks of others. Attention that skips nothing reads fewer cells with blocks of 1, up to 63 for each sequence.
 #[derive(Clone, Debug)]
 pub struct KvCells {
@@ -56,7 +56,7 @@ pub struct KvCells {
     /// Cells of a block; the last block may have fewer.
     block: u32,
     free: BTreeSet<u32>,
-    /// Numbers of the blocks of which every cell is free.
+    /// Numbers of the blocks whose cells are all free.
     free_blocks: BTreeSet<u32>,
     sequences: BTreeMap<SequenceTag, SequenceCells>,
 }
@@ -64,7 +64,7 @@ pub struct KvCells {
 #[derive(Clone, Debug)]
 struct SequenceCells {
     reserved: usize,
-    /// By position: the cell. Behind `length` those of positions that were cut off: they still carry the sequence's tag, so the
+    /// By position: the cell. After `length` the cells of positions that were cut off: they still carry the sequence's tag, so the
     /// sequence keeps them, and overwrites them in the same order before their positions come to be visible again.
     cells: Vec<u32>,
     length: usize,

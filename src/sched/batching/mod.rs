@@ -6,7 +6,7 @@
 //!
 //! | part | content |
 //! |---|---|
-//! | [`SequenceGroup`] | the sequences of a group: who joins and leaves, and the tokens of the next batch |
+//! | [`SequenceGroup`] | the sequences of a group: joins, leaves, and the tokens of the next batch |
 //! | [`KvCells`] | the cells of the group's KV cache: which are free, and which sequence has which |
 //! | [`mask`] | nodes that record on the device which sequence wrote each cell, and make the attention mask of a batch from that |
 //!
@@ -18,7 +18,7 @@
 //! While it waits for one group, the devices work on the others.
 //!
 //! # What a sequence computes
-//! Attention reads all cells up to the last one in use, and hides those of other sequences: with s sequences of n tokens, a token costs s n
+//! Attention reads all cells up to the last one in use, and hides the cells of other sequences: with s sequences of n tokens, a token costs s n
 //! scores instead of n. That is little beside the products of weights while s n is in the order of the model's width.
 //!
 //! Its tokens attend to its own cells only, wherever these lie, so other sequences change nothing but the order in which sums are

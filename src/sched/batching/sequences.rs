@@ -125,7 +125,7 @@ impl SequenceGroup {
 
     /// The next batch, with at most `prompts` tokens of prompts, but at least 1; `None` if no token waits.
     ///
-    /// First the sequences of which one token waits: none of them waits for the prompt of another. The rest of
+    /// First the sequences with one waiting token: none of them waits for the prompt of another. The rest of
     /// the batch is for prompts, in the order in which the sequences joined, one after the other, so that the first one soon decodes.
     pub fn next_batch(&mut self, prompts: usize) -> Option<TokenBatch> {
         let (mut batch, mut left) = (TokenBatch::default(), self.tokens);

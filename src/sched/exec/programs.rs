@@ -46,7 +46,7 @@ struct ReplicaRegions {
     experts: Option<ExpertWeights>,
 }
 
-/// Layout of a replica of expert weights (MUL_MAT_ID), of which only the experts named by the ids are copied.
+/// Layout of a replica of expert weights (MUL_MAT_ID). Only the experts that the ids name are copied.
 #[derive(Debug)]
 pub(super) struct ExpertWeights {
     /// By ring copy: the region of the expert ids.

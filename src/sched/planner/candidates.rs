@@ -20,7 +20,7 @@ type Arrangement = (Vec<usize>, (usize, usize));
 pub struct Candidate {
     /// The stages of the pipeline.
     pub stages: Vec<Stage>,
-    /// What it is predicted to reach.
+    /// The predicted rates and times.
     pub prediction: Prediction,
     /// The predictions for the slowest and the fastest machine of [`Machine::with_bounds`]; without them, equal to `prediction`.
     pub range: [Prediction; 2],
@@ -72,7 +72,7 @@ pub const MIN_GAIN: f64 = 0.03;
 /// The most placements that [`choose_admitted`] checks.
 pub const MAX_CHECKS: usize = 64;
 
-/// Why a placement was chosen. The ratios are those of the goal: rates, or times of a request.
+/// Why a placement was chosen. The ratios are of the goal: rates, or times of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reason {
     /// One device is faster than any set of several; how much faster than the best of these, if any fits.
@@ -359,7 +359,7 @@ impl Costs<'_> {
         let sequences = self.decode_batch(groups.len()).sequences;
         let times =
             groups.iter().map(|group| self.output_time((&group.devices, &group.shares), &group.devices, sequences));
-        // Of equals, the last one.
+        // The last one of equals.
         let (fastest, _) = times.enumerate().min_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))?;
         let mut groups = groups.to_vec();
         let last = (fastest + 1 < groups.len()).then(|| groups.remove(fastest))?;

@@ -33,7 +33,7 @@ fn choices_follow_memory_links_and_batches() {
     assert_eq!(chosen(&bus, Workload { max_groups: 1, ..many }).0.len(), 1);
 }
 
-/// Two equal devices, of which a tensor group is faster by a factor that the link between them decides.
+/// Two equal devices. As a tensor group, they are faster by a factor that the link between them decides.
 #[test]
 fn more_devices_are_chosen_only_for_a_gain_that_can_be_measured() {
     for (round_trip, gain) in [(0.0, 2.0), (4.0e-3, 1.11), (4.6e-3, 1.04), (4.9e-3, 1.01), (5.2e-3, 0.98)] {

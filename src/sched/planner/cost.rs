@@ -9,7 +9,7 @@ pub(super) const ALL_REDUCES_PER_BLOCK: f64 = 2.0;
 /// Bytes of an element of a hidden state.
 const F32_BYTES: f64 = 4.0;
 
-/// What a placement is predicted to reach.
+/// The predicted rates and times of a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
     /// Decoded tokens per second, of all sequences together.
@@ -159,7 +159,7 @@ pub(super) struct Costs<'a> {
     pub(super) machine: &'a Machine,
     pub(super) model: &'a ModelSizes,
     pub(super) workload: &'a Workload,
-    /// Sums over the first n blocks, by n: those of a range are a difference.
+    /// Sums over the first n blocks, by n: the sum of a range is a difference.
     sums: Vec<BlockSums>,
     /// The mean block.
     pub(super) mean: BlockSums,
@@ -259,7 +259,7 @@ impl<'a> Costs<'a> {
         devices.iter().zip(shares).map(rank).fold(0.0, f64::max)
     }
 
-    /// One batch on its way through the stages. `rows`: tokens of which the output is computed and returned. `in_flight`: batches in
+    /// One batch on its way through the stages. `rows`: tokens whose output is computed and returned. `in_flight`: batches in
     /// flight; with several, all stages work at the same time.
     fn pass(&self, stages: &[Stage], batch: &Batch, rows: f64, in_flight: u32) -> Pass {
         let last = stages.len().saturating_sub(1);
@@ -426,7 +426,7 @@ impl<'a> Costs<'a> {
             all_fit.then(|| (groups, memory, self.decode_round(stages, groups)))
         };
         let rounds = (1..=workload.groups_of(2 * stages.len())).filter_map(round);
-        // Of equal rounds, that with the fewest groups.
+        // The round with the fewest groups, of equal ones.
         let (groups, memory, (step_time, busy)) = rounds.min_by(|a, b| a.2.0.total_cmp(&b.2.0))?;
         let prompt_time = self.prompt_time(stages);
         Some(Prediction {

@@ -327,7 +327,7 @@ impl Machine {
     }
 
     /// Every rank sends `bytes` to every other. What leaves a host follows one another through its network interface; the client
-    /// sends on what goes through it in the order of arrival, behind its own parts.
+    /// sends on what goes through it in the order of arrival, after its own parts.
     fn exchange(&self, group: &[usize], bytes: f64, once_per_host: bool) -> AllReduce {
         let mut ranks_of = vec![0usize; self.servers.len() + 1];
         let mut hosts = Vec::new();

@@ -41,7 +41,7 @@ pub(super) struct Simulation<'a> {
     pub(super) stages: &'a [Stage],
 }
 
-/// Who uses the stages and the network interfaces.
+/// The users of the stages and the network interfaces.
 struct SimulatorState {
     busy: Vec<bool>,
     waiting: Vec<VecDeque<usize>>,
@@ -294,7 +294,7 @@ fn multiply_rate(device: &DeviceSpeed, columns: f64) -> f64 {
     }
 }
 
-/// Seconds of a product whose time was measured with 1 and with 8 columns: a line between them, and no less than reading behind it.
+/// Seconds of a product whose time was measured with 1 and with 8 columns: a line between them, and no less than reading after it.
 fn product_time(device: &DeviceSpeed, bytes: f64, multiply_adds: f64, columns: f64) -> f64 {
     let read = bytes / device.read_rate;
     let computing = columns * multiply_adds / multiply_rate(device, columns);

@@ -322,7 +322,7 @@ fn invalid_machines_and_workloads_are_rejected() {
     assert_eq!(chosen(&model(), workload()), Err(PlannerError::NothingFits { needed: 1_000_000_000, free: 5 }));
 }
 
-/// Behind the colon, each message says what to do.
+/// After the colon, each message says what to do.
 #[test]
 fn messages_have_a_next_step() {
     for (error, step) in [

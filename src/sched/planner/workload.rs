@@ -1,4 +1,4 @@
-//! What runs: the sizes of a model, and the sequences and tokens of a workload.
+//! The workload: the sizes of a model, and its sequences and tokens.
 
 use super::PlannerError;
 
@@ -47,7 +47,7 @@ pub struct ModelSizes {
     pub output_scratch_bytes: u64,
 }
 
-/// What a placement is chosen for.
+/// The goal of a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// The most decoded tokens per second.
@@ -62,7 +62,7 @@ pub enum Goal {
 pub struct Workload {
     /// Sequences decoded at the same time.
     pub sequences: u32,
-    /// The most groups of sequences in flight, of which each runs on another stage of the pipeline.
+    /// The most groups of sequences in flight, each on another stage of the pipeline.
     pub max_groups: u32,
     /// Tokens of each prompt.
     pub prompt_tokens: u32,
@@ -78,7 +78,7 @@ pub struct Workload {
     pub input_bytes: f64,
     /// Bytes that the last stage returns per sequence and decoded token: the logits, or a sampled token.
     pub result_bytes: f64,
-    /// What counts.
+    /// The goal of the placement.
     pub goal: Goal,
 }
 

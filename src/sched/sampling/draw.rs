@@ -12,7 +12,7 @@ use crate::graph::{BuildError, TensorId};
 const ONE_LEVEL: usize = 256;
 
 /// The largest number that draws, 2^-20 below 1. Where a device adds in parallel, equal sums can have different last bits: those
-/// behind the last element with a weight can exceed that element's. The total times this number is below all of them.
+/// after the last element with a weight can exceed that element's. The total times this number is below all of them.
 pub(super) const MAX_UNIFORM: f32 = 1.0 - 8.0 * f32::EPSILON;
 
 /// Division of a row into `count` blocks of `length` elements. The last block may have to be padded.

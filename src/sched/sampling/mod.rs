@@ -322,7 +322,7 @@ fn filtered(
         weights = nodes.mul(all, kept)?;
     }
     if min_p > 0.0 {
-        // By the difference to the largest logit, of which min-p is a bound. Above 0, so that the largest one is kept.
+        // By the difference to the largest logit, which min-p bounds. Above 0, so that the largest one is kept.
         let largest = nodes.first_of_rows(sorted)?;
         let below = nodes.sub(sorted, largest)?;
         let left = nodes.scale(below, 1.0, (-min_p.ln()).max(f32::MIN_POSITIVE))?;

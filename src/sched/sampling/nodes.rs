@@ -170,7 +170,7 @@ impl Nodes<'_> {
         self.named(|builder| builder.node(Concat::Concat { dim: 1 }, &[Some(a), Some(b)]))
     }
 
-    /// x `[m, s]` with zeros behind each row, so that it has n elements.
+    /// x `[m, s]` with zeros after each row, so that it has n elements.
     pub(super) fn pad(&mut self, x: TensorId, n: usize) -> Built {
         let [m, ..] = self.shape(x)?;
         if m == n {

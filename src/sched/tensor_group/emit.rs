@@ -300,7 +300,7 @@ impl Emitter<'_> {
         Ok((tensor.desc, slot, bytes.start))
     }
 
-    /// What a rank reads of a source.
+    /// The part of a source that a rank reads.
     fn source(
         &mut self,
         group: usize,

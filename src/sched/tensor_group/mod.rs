@@ -187,7 +187,7 @@ pub enum TensorSplitError {
     /// Stored tensors are identified by their names (caller's error).
     #[error("two stored tensors of a task are named {0:?}, or one has no name")]
     StoredName(String),
-    /// The task uses a stored tensor of which no decision is known, or of another shape (caller's error).
+    /// The task uses a stored tensor without a known decision, or one of another shape (caller's error).
     #[error("stored tensor {0:?} is not one of the task that the split was made for, or has another type or shape")]
     UnknownStored(String),
     /// A node writes a part of a tensor whose split does not allow it.

@@ -93,7 +93,7 @@ pub(super) struct SlotSplit {
     pub(super) state: SlotState,
 }
 
-/// What is known before the walk.
+/// The facts that are known before the walk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Decisions {
     /// By slot: distributions of stored tensors that were decided with an earlier task.

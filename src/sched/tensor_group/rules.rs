@@ -33,7 +33,7 @@ use crate::ops::unary::Unary;
 use crate::ops::{MAX_SRC, Op};
 use crate::tensor::DIMS;
 
-/// What each rank reads of the sources, and how the result is distributed.
+/// The part of each source that a rank reads, and how the result is distributed.
 pub(super) type NodeSplit = ([Option<SourcePart>; MAX_SRC], OperandState);
 
 /// `None`: the rule does not apply, and the node is mirrored.
@@ -335,7 +335,7 @@ impl Propagation<'_> {
         self.split_alike([x, gate], None)
     }
 
-    /// Two tensors one behind the other along dimension `dim`.
+    /// Two tensors one after the other along dimension `dim`.
     fn concat(&mut self, node: &Node, dim: usize) -> RuleResult {
         let both = [self.source(node, 0)?, self.source(node, 1)?];
         self.split_alike(both, Some(dim))

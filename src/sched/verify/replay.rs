@@ -26,7 +26,7 @@ pub(super) fn replay(plan: &Plan, runs: usize) -> Result<(), PlanFault> {
 /// The last writer of a byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
-    /// Not written, or not written in this run: the contents are undefined.
+    /// The bytes were not written, or not in this run: their contents are undefined.
     Unwritten,
     /// Contents from before the first run.
     Stored {

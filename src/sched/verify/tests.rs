@@ -126,7 +126,7 @@ fn ranks_with_other_collectives_and_endless_waits_are_found() {
     assert!(missing.contains("the collectives of group 0 on"), "{missing}");
     let crossed = fault(ranks([&[a, b], &[b, a]]).unwrap());
     assert!(crossed.contains("that every step ends"), "{crossed}");
-    // The program of rank 1 waits for a mark behind the collective of rank 0.
+    // The program of rank 1 waits for a mark after the collective of rank 0.
     let mut late = plan(ranks([&[a], &[a]]).unwrap()).unwrap();
     let first = late.steps.iter().find_map(|step| matches!(step.action, StepAction::RunSplit(0)).then_some(step.mark));
     let mark = first.flatten().unwrap();

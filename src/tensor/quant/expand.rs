@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 /// Elements of a sub-block, which share a scale.
 const SUB: usize = 16;
 
-/// 256 elements: those of sub-block `s` are `codes[16 * s..16 * s + 16]` times `scales[s]`.
+/// 256 elements: the elements of sub-block `s` are `codes[16 * s..16 * s + 16]` times `scales[s]`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Expanded {

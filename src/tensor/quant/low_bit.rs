@@ -68,7 +68,7 @@ impl Codec<64> for BlockQ2_0 {
     }
 }
 
-/// The first element of a TQ1_0 byte, and the distance to the byte's next: byte 0 to 47 of `qs`, then those of `qh`. Each group
+/// The first element of a TQ1_0 byte, and the distance to the byte's next: byte 0 to 47 of `qs`, then the bytes of `qh`. Each group
 /// of 32, 16 or 4 bytes holds the first digits of all its bytes, then the second ones, and so on.
 const fn tq1_elements(byte: usize) -> (usize, usize) {
     match byte {

@@ -1,50 +1,45 @@
 //! The sampling of a run: the options, then for a chat what the file of the model recommends, then llama.cpp's defaults.
 
-use super::{Args, part, penalty, probability, temperature, top_k};
-use fanout::gguf::{KeyError, Metadata};
+use super::{Args, Sampling, penalty};
+use fanout::gguf::Metadata;
 use std::num::NonZeroUsize;
 
 impl Args {
     /// With all sampling options set. Without `--temp`, a text is greedy and a chat is sampled.
     ///
-    /// # Errors
-    /// The model recommends a value that the option does not accept.
-    pub fn with_sampling(self, metadata: &Metadata<'_>) -> Result<Args, KeyError> {
+    /// A recommendation that is out of range has the meaning that llama.cpp gives it; one that has none is ignored with a
+    /// warning, because the model can be used without it.
+    pub fn with_sampling(self, metadata: &Metadata<'_>) -> Args {
         if !self.chat {
-            return Ok(Args { temp: self.temperature.unwrap_or_default(), ..self });
+            return Args { temp: self.temperature.unwrap_or_default(), ..self };
         }
-        let float = |option: Option<f32>, key, parse: fn(&str) -> Result<f32, String>, default| {
-            let recommended = || recommended(key, metadata.float(key)?, parse);
-            option.map_or_else(|| Ok(recommended()?.unwrap_or(default)), Ok)
+        let recommended = |name, default: f32| {
+            let number = metadata.float(&format!("general.sampling.{name}"));
+            number.inspect_err(|e| ignored(&e.to_string())).ok().flatten().unwrap_or(default)
         };
-        let top_k = || {
-            let key = "general.sampling.top_k";
-            Ok(recommended(key, metadata.int(key)?, top_k)?.or(NonZeroUsize::new(40)))
+        // Below the smallest temperature, llama.cpp's sampling takes the likeliest token, as ours does at 0.
+        let temperature = |t: f32| if t < Sampling::MIN_TEMPERATURE { 0.0 } else { t };
+        // Converts a negative number to 0.
+        let top_k = |k: f32| NonZeroUsize::new(k as usize).unwrap_or(NonZeroUsize::MAX);
+        let repeat_penalty = |x: f32| {
+            let valid = penalty(&x.to_string());
+            valid.inspect_err(|e| ignored(&format!("general.sampling.penalty_repeat: {e}, found {x}"))).unwrap_or(1.0)
         };
-        Ok(Args {
-            temp: float(self.temperature, "general.sampling.temp", temperature, 0.8)?,
-            top_k: self.top_k.map_or_else(top_k, |k| Ok(Some(k)))?,
-            top_p: Some(float(self.top_p, "general.sampling.top_p", probability, 0.95)?),
-            min_p: Some(float(self.min_p, "general.sampling.min_p", part, 0.05)?),
-            repeat_penalty: Some(float(self.repeat_penalty, "general.sampling.penalty_repeat", penalty, 1.0)?),
+        // llama.cpp's -1: all tokens.
+        let penalised_tokens = |n: f32| if n < 0.0 { usize::MAX } else { n as usize };
+        Args {
+            temp: self.temperature.unwrap_or_else(|| temperature(recommended("temp", 0.8))),
+            top_k: self.top_k.or_else(|| Some(top_k(recommended("top_k", 40.0)))),
+            top_p: self.top_p.or_else(|| Some(recommended("top_p", 0.95).clamp(f32::MIN_POSITIVE, 1.0))),
+            min_p: self.min_p.or_else(|| Some(recommended("min_p", 0.05).clamp(0.0, 1.0))),
+            repeat_penalty: self.repeat_penalty.or_else(|| Some(repeat_penalty(recommended("penalty_repeat", 1.0)))),
+            penalised_tokens: penalised_tokens(recommended("penalty_last_n", self.penalised_tokens as f32)),
             ..self
-        })
+        }
     }
 }
 
-/// The value of a key of the file, parsed as that of the option.
-fn recommended<T>(
-    key: &str,
-    value: Option<impl ToString>,
-    parse: fn(&str) -> Result<T, String>,
-) -> Result<Option<T>, KeyError> {
-    let parse = |text: String| {
-        let wrong = |error: String| KeyError::WrongType {
-            key: key.to_owned(),
-            expected: error.trim_start_matches("expected ").to_owned(),
-            found: text.clone(),
-        };
-        parse(&text).map_err(wrong)
-    };
-    value.map(|value| parse(value.to_string())).transpose()
+/// Logs why a recommendation of the model is ignored.
+fn ignored(problem: &str) {
+    log::warn!("{problem}: this recommendation of the model is ignored");
 }

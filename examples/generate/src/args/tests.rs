@@ -51,38 +51,52 @@ fn a_chat_replies_until_the_context_is_full() {
     assert_eq!(parse("--chat -n 7").unwrap().predict(96, 4096), Ok(7));
 }
 
-/// The options, the keys of the model, and what is used: temperature, top-k, top-p, min-p and repeat penalty.
+/// The options, the keys of the model, and what is used: temperature, top-k, top-p, min-p, repeat penalty and its tokens.
 #[test]
 fn a_chat_samples_by_options_then_by_the_model_then_as_llama_cpp() {
-    type Chosen = (f32, Option<usize>, Option<f32>, Option<f32>, Option<f32>);
-    let default: Chosen = (0.8, Some(40), Some(0.95), Some(0.05), Some(1.0));
+    type Chosen = (f32, Option<usize>, Option<f32>, Option<f32>, Option<f32>, usize);
+    let default: Chosen = (0.8, Some(40), Some(0.95), Some(0.05), Some(1.0), 64);
     let plain = Writer::new();
     let model = plain
         .clone()
         .float("general.sampling.temp", 0.2)
         .int("general.sampling.top_k", 20)
         .float("general.sampling.min_p", 0.0)
-        .float("general.sampling.penalty_repeat", 1.25);
-    let recommended = (0.2, Some(20), Some(0.95), Some(0.0), Some(1.25));
+        .float("general.sampling.penalty_repeat", 1.25)
+        .int("general.sampling.penalty_last_n", 7);
+    let off = plain
+        .clone()
+        .float("general.sampling.top_k", -1.0)
+        .float("general.sampling.temp", -1.0)
+        .float("general.sampling.top_p", 1.5)
+        .float("general.sampling.min_p", -0.5)
+        .float("general.sampling.penalty_last_n", -1.0);
+    let senseless = plain
+        .clone()
+        .text("general.sampling.top_k", "many")
+        .float("general.sampling.temp", f32::NAN)
+        .float("general.sampling.penalty_repeat", -3.0)
+        .flag("general.sampling.penalty_last_n", true);
+    let recommended = (0.2, Some(20), Some(0.95), Some(0.0), Some(1.25), 7);
     let all = Some(usize::MAX);
-    let cases: [(&str, &Writer, Chosen); 7] = [
-        ("-p x", &plain, (0.0, None, None, None, None)),
-        ("-p x", &model, (0.0, None, None, None, None)),
-        ("-p x --temp 0.5 --min-p 0.1 --repeat-penalty 1.1", &model, (0.5, None, None, Some(0.1), Some(1.1))),
+    let cases: [(&str, &Writer, Chosen); 9] = [
+        ("-p x", &plain, (0.0, None, None, None, None, 64)),
+        ("-p x", &model, (0.0, None, None, None, None, 64)),
+        ("-p x --temp 0.5 --min-p 0.1 --repeat-penalty 1.1", &model, (0.5, None, None, Some(0.1), Some(1.1), 64)),
         ("--chat", &plain, default),
         ("--chat", &model, recommended),
-        ("--chat --temp 0", &model, (0.0, recommended.1, recommended.2, recommended.3, recommended.4)),
-        ("--chat --top-k 0 --top-p 1 --repeat-penalty 1", &model, (0.2, all, Some(1.0), Some(0.0), Some(1.0))),
+        ("--chat --temp 0", &model, (0.0, recommended.1, recommended.2, recommended.3, recommended.4, 7)),
+        ("--chat --top-k 0 --top-p 1 --repeat-penalty 1", &model, (0.2, all, Some(1.0), Some(0.0), Some(1.0), 7)),
+        ("--chat", &off, (0.0, all, Some(1.0), Some(0.0), Some(1.0), usize::MAX)),
+        ("--chat", &senseless, default),
     ];
     for (line, file, expected) in cases {
         let bytes = file.to_bytes().unwrap();
-        let args = parse(line).unwrap().with_sampling(&Gguf::parse(&bytes).unwrap().metadata).unwrap();
+        let args = parse(line).unwrap().with_sampling(&Gguf::parse(&bytes).unwrap().metadata);
         let top_k = args.top_k.map(NonZeroUsize::get);
-        assert_eq!((args.temp, top_k, args.top_p, args.min_p, args.repeat_penalty), expected, "{line}");
+        let chosen = (args.temp, top_k, args.top_p, args.min_p, args.repeat_penalty, args.penalised_tokens);
+        assert_eq!(chosen, expected, "{line}");
     }
-    let bytes = plain.float("general.sampling.temp", -1.0).to_bytes().unwrap();
-    let error = parse("--chat").unwrap().with_sampling(&Gguf::parse(&bytes).unwrap().metadata).unwrap_err().to_string();
-    assert_eq!(error, "general.sampling.temp: expected a temperature, 0 or at least 0.000001, found -1");
 }
 
 #[test]

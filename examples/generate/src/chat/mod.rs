@@ -86,7 +86,7 @@ impl TemplateError {
     }
 }
 
-/// Who has written a message.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The instructions at the start.

@@ -161,7 +161,7 @@ fn templates_render_as_jinja2_does() {
     }
 }
 
-/// The variables that llama.cpp has beside those of transformers.
+/// The variables that llama.cpp adds to the variables of transformers.
 #[test]
 fn templates_get_dates_and_whether_to_think() {
     let source = "{{ date_string }}|{{ datetime }}|{{ strftime_now('%d %b %Y') }}|\

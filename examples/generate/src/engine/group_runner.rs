@@ -19,7 +19,7 @@ const MAX_READY_GRAPHS: usize = 32;
 /// pipeline, because the devices wait for each other.
 const SHARED_UBATCHES: usize = 8;
 
-/// What all groups of sequences share.
+/// The state that all groups of sequences share.
 pub(super) struct ModelParts {
     pub(super) model: Model,
     pub(super) split: TensorSplit,
@@ -27,7 +27,7 @@ pub(super) struct ModelParts {
 }
 
 /// A group of sequences with a scheduler of its own. Two runs of one scheduler share memory for intermediate results, and so wait for
-/// each other; those of two groups do so only where both need the same device.
+/// each other; batches of two groups do so only where both need the same device.
 pub(super) struct GroupRunner {
     number: usize,
     pub(super) scheduler: Scheduler,

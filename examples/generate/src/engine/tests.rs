@@ -193,7 +193,7 @@ fn logits_do_not_depend_on_tensor_groups() {
     }
 }
 
-/// Caches that are rounded: the ranks round the same numbers, so that the logits are close to those of one device.
+/// Caches that are rounded: the ranks round the same numbers, so that the logits are close to one device's.
 #[test]
 fn rounded_caches_give_close_logits_on_tensor_groups() {
     let tokens = prompt(17);

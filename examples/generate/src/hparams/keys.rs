@@ -52,7 +52,7 @@ impl fmt::Display for Neutral {
 }
 
 const ZERO: Effect = Only(&[Number(0.0)]);
-/// Of counts that begin at 1, and of factors, whose default in llama.cpp is 0.
+/// For counts that begin at 1, and for factors; llama.cpp's default of both is 0.
 const AT_MOST_ONE: Effect = Only(&[Number(0.0), Number(1.0)]);
 const FALSE: Effect = Only(&[Flag(false)]);
 

@@ -160,7 +160,7 @@ fn equal_numbers_of_all_blocks_are_one_number() {
     }
 }
 
-/// The number of tokens is that of the list, as in llama.cpp.
+/// The number of tokens is the length of the list, as in llama.cpp.
 #[test]
 fn another_vocab_size_than_the_number_of_tokens_is_a_warning() {
     let warnings = |file: &Writer| {

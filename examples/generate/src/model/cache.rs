@@ -57,7 +57,7 @@ impl CacheOptions {
         Ok(TensorDesc::contiguous(self.dtype, [self.cells, width, 1, 1])?)
     }
 
-    /// Type and shape of the vectors of a tensor group that note who wrote each cell: F32 `[1, cells]`.
+    /// Type and shape of the vectors of a tensor group that note the writer of each cell: F32 `[1, cells]`.
     ///
     /// # Errors
     /// More cells than memory has addresses.
@@ -86,7 +86,7 @@ impl CacheOptions {
 pub struct SequenceCache {
     /// By block.
     pub layers: Vec<LayerCache>,
-    /// By tensor group with a block: who wrote each cell.
+    /// By tensor group with a block: the writer of each cell.
     pub cells: BTreeMap<usize, CellVectors>,
 }
 
@@ -99,7 +99,7 @@ pub struct LayerCache {
     pub values: StoredTensor,
 }
 
-/// Who wrote each cell, see [`fanout::sched::batching::mask`].
+/// The tag of each cell's writer, see [`fanout::sched::batching::mask`].
 #[derive(Clone, Debug)]
 pub struct CellVectors {
     /// Tags of sequences.

@@ -23,7 +23,7 @@ pub(super) struct GraphContext<'a> {
     prefix: String,
     /// Tensor group of the most recent norm.
     group: Option<usize>,
-    /// By tensor group: who wrote each cell of the KV cache, noted for this batch, and the mask if it was needed.
+    /// By tensor group: the writer of each cell of the KV cache, noted for this batch, and the mask if it was needed.
     cells: HashMap<usize, (CellTensors, Option<TensorId>)>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> GraphContext<'a> {
         Ok(id)
     }
 
-    /// Adds the nodes that note on a tensor group who writes the cells of the batch, once.
+    /// Adds the nodes that note on a tensor group the writers of the batch's cells, once.
     pub(super) fn record_cells(&mut self, group: usize, tokens: TokenInputs) -> Result<(), ModelError> {
         let vectors = self.model.caches.first().and_then(|cache| cache.cells.get(&group));
         let (Some(vectors), false) = (vectors, self.cells.contains_key(&group)) else { return Ok(()) };

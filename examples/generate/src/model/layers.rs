@@ -15,7 +15,7 @@ use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::{DType, TensorDesc};
 
-/// What all blocks of a graph share.
+/// The inputs and settings that all blocks of a graph share.
 pub(super) struct BlockContext<'a> {
     pub(super) model: &'a Model,
     pub(super) shape: GraphShape,

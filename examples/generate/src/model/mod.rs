@@ -3,7 +3,7 @@
 //!
 //! Shapes are written in the order of `ne`, fastest dimension first. A batch flows through the blocks as `[width, tokens]`.
 //! Each block writes the batch's keys and values into the KV cache first. Attention then reads all cells from 0 up to a
-//! padded number, and a mask hides those of other sequences and of later positions. The devices make the mask themselves
+//! padded number, and a mask hides the cells of other sequences and of later positions. The devices make the mask themselves
 //! ([`fanout::sched::batching::mask`]). A graph therefore depends only on the number of tokens, the padded
 //! number of cells and the number of logits ([`GraphShape`]), so most decoded tokens reuse the graph of the previous token.
 //!

@@ -37,7 +37,7 @@ pub(super) struct AdmittedPlacement {
     pub(super) args: Args,
     /// Whether `--rpc`, `--device`, `--mem` and `--threads` are as given.
     pub(super) kept: bool,
-    /// What the choice does not show.
+    /// Remarks that the choice does not show.
     pub(super) notes: Vec<String>,
 }
 

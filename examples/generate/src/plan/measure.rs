@@ -39,7 +39,7 @@ const MAX_BLOCKS: usize = 32;
 const FEW_POSITIONS: usize = 64;
 const MANY_POSITIONS: usize = 512;
 
-/// How long a batch of runs takes about, the most runs of it, and the batches of which the median counts: other programs disturb single
+/// How long a batch of runs takes about, the most runs of it, and the number of batches, whose median counts: other programs disturb single
 /// ones.
 const BATCH_TIME: Duration = Duration::from_millis(20);
 const MAX_RUNS: usize = 1000;
@@ -61,7 +61,7 @@ const PEER_COPIES: usize = 8;
 /// The link between devices of one host. Not measured: ranks of a group poll for each other, and copies stay in memory.
 const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
 
-/// The model of which a block is measured.
+/// The model; one of its blocks is measured.
 pub(super) struct ModelShape<'a> {
     pub(super) hparams: &'a HParams,
     pub(super) cache: &'a CacheOptions,

@@ -43,7 +43,7 @@ pub struct Plan {
     machine: Machine,
     workload: Workload,
     choice: Choice,
-    /// What the numbers do not show.
+    /// Remarks that the numbers do not show.
     notes: Vec<String>,
     /// The options of a run with the chosen placement.
     args: Args,
@@ -83,8 +83,7 @@ impl Plan {
             result_bytes: BYTES_FROM_DEVICES,
             goal: Goal::DecodeRate,
         };
-        let opener = DeviceOpener::new(args)?;
-        let devices = opener.open_within(args, args.retry())?;
+        let (opener, devices) = DeviceOpener::open(args)?;
         let report = |line: String| {
             if !args.json {
                 console::message(line);
@@ -242,7 +241,7 @@ mod tests {
         let (two, _) = chosen("--auto -d CPU,CPU,CUDA0", &group);
         assert_eq!(two.device.as_deref(), Some("CUDA0,CPU"));
         assert_eq!(two.split, Some(Split::Tensor(vec![shares(None, &[75.0, 25.0])])));
-        // One of two CPU devices keeps its half of the cores.
+        // A CPU device that is chosen alone, of two, keeps its half of the cores.
         let half = available_parallelism().map_or(1, usize::from) / 2;
         assert_eq!(two.threads.map(usize::from), Some(half.max(1)));
         let groups = [stage(&[0, 1], &[0.5, 0.5], 0..4), stage(&[2], &[1.0], 4..6)];

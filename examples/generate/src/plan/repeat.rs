@@ -43,7 +43,7 @@ impl<T> Rounds<T> {
     }
 
     /// The slowest and the fastest of the rounds that count, each made slower or faster by [`TOLERANCE`]: rounds of some seconds that
-    /// agree have still been that far from those of the next minute.
+    /// agree have still been that far from the rounds of the next minute.
     ///
     /// # Errors
     /// There are no rounds.

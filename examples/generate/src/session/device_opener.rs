@@ -1,17 +1,21 @@
-//! Opens the devices of the command line, and reopens those of lost servers.
+//! Opens the devices of the command line, and reopens the devices of lost servers.
 
 use crate::args::Args;
 use crate::console;
-use crate::servers::{Servers, SystemResolver};
+use crate::servers::{Servers, ServersError, SystemResolver};
 use fanout::device::Device;
 use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::client::{self, ConnectError, Endpoint};
 use fanout::rpc::keys::{Certificate, SecretKey};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a lost server that another one may replace is tried before its name or folder is read again.
+/// How long a server that another one may replace is tried before its name or folder is read again.
 const ATTEMPT: Duration = Duration::from_secs(1);
+
+/// Pause before names and folders are read again at the start.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Opens devices by name, with the options of the command line.
 pub struct DeviceOpener {
@@ -21,11 +25,19 @@ pub struct DeviceOpener {
 }
 
 impl DeviceOpener {
-    /// Reads the keys, and lists the servers.
+    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given. With `--retry`,
+    /// waits for servers that are not listed yet or cannot be reached, unless the error is permanent.
     ///
     /// # Errors
-    /// A file of a key or certificate, or a name or folder of servers, that cannot be read.
-    pub fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
+    /// A file of a key or certificate that cannot be read, or the last error of the servers and devices.
+    pub fn open(args: &Args) -> anyhow::Result<(DeviceOpener, Vec<Arc<dyn Device>>)> {
+        let mut opener = DeviceOpener::new(args)?;
+        let devices = retry_at_start(args.retry(), |left| opener.open_listed(args, left), thread::sleep)?;
+        Ok((opener, devices))
+    }
+
+    /// Reads the keys.
+    fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
         let (key, certificate) = match (&args.cert, &args.key, &args.ca) {
             (Some(cert), Some(key), Some(ca)) => (None, Some(Certificate::read_files(cert, key, ca)?)),
             (_, key, _) => (key.as_deref().map(SecretKey::read_file).transpose()?, None),
@@ -39,34 +51,22 @@ impl DeviceOpener {
         Ok(DeviceOpener {
             registry: Registry::detect(),
             options: Options::default().with_threads(threads).with_memory(memory).with_precompile(true).with_rpc(rpc),
-            servers: Servers::list(&args.rpc, Box::new(SystemResolver))?,
+            servers: Servers::new(&args.rpc, Box::new(SystemResolver)),
         })
     }
 
-    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
-    ///
-    /// # Errors
-    /// A device that cannot be opened.
-    pub fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-        self.open_within(args, None)
-    }
-
-    /// As [`DeviceOpener::open`], and waits for servers that cannot be reached for up to `within`.
-    pub(crate) fn open_within(&self, args: &Args, within: Option<Duration>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    /// Lists the servers, and opens the devices. Servers are retried for up to `left`, or for [`ATTEMPT`] if a later list may have
+    /// others.
+    fn open_listed(&mut self, args: &Args, left: Duration) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+        self.servers.list()?;
         let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
             list
         });
-        match (self.registry.open(&list, &self.options), within) {
-            (Err(error @ (RegistryError::Endpoint(_) | RegistryError::Endpoints { .. })), Some(within)) => {
-                console::message(format_args!("{error}; trying for up to {within:?} to reach it"));
-                let mut options = self.options.clone();
-                options.rpc.retry = within;
-                Ok(self.registry.open(&list, &options)?)
-            }
-            (opened, _) => Ok(opened?),
-        }
+        let mut options = self.options.clone();
+        options.rpc.retry = if self.servers.can_change() { left.min(ATTEMPT) } else { left };
+        Ok(self.registry.open(&list, &options)?)
     }
 
     /// The identity of the machine of a server, if the server tells it.
@@ -115,5 +115,101 @@ impl DeviceOpener {
         options.rpc.retry = within;
         options.rpc.connect_timeout = options.rpc.connect_timeout.min(within);
         self.registry.open(names, &options)
+    }
+}
+
+/// Repeats `attempt` for up to `within` while its error is transient, and announces that once. `attempt` gets the time that it
+/// may spend on retries: none at first, so that the announcement comes early.
+fn retry_at_start<T>(
+    within: Option<Duration>,
+    mut attempt: impl FnMut(Duration) -> anyhow::Result<T>,
+    mut sleep: impl FnMut(Duration),
+) -> anyhow::Result<T> {
+    let mut left = within.unwrap_or_default();
+    let mut opened = attempt(Duration::ZERO);
+    if let Err(error) = &opened
+        && !left.is_zero()
+        && is_transient(error)
+    {
+        console::message(format_args!("{error}; trying for up to {left:?}"));
+    }
+    while opened.as_ref().is_err_and(is_transient) && !left.is_zero() {
+        let start = Instant::now();
+        let pause = PAUSE.min(left);
+        sleep(pause);
+        opened = attempt(left - pause);
+        left = left.saturating_sub(start.elapsed().max(pause));
+    }
+    opened
+}
+
+/// Whether the servers may be there later, without any change of configuration.
+fn is_transient(error: &anyhow::Error) -> bool {
+    let is_listing = error.downcast_ref().is_some_and(ServersError::is_transient);
+    is_listing || error.downcast_ref().is_some_and(RegistryError::is_transient)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
+mod tests {
+    use super::*;
+    use crate::servers::ServerSource;
+    use anyhow::anyhow;
+    use std::io;
+
+    /// An error of an attempt, and whether waiting can help.
+    type Case = (fn() -> anyhow::Error, bool);
+
+    fn name() -> String {
+        "a:1".to_owned()
+    }
+
+    fn full() -> ConnectError {
+        ConnectError::Full { endpoint: name() }
+    }
+
+    fn wrong_key() -> ConnectError {
+        ConnectError::Trust { endpoint: name(), reason: "it has another key".to_owned() }
+    }
+
+    fn origin() -> ServerSource {
+        ServerSource::Folder("jobs".into())
+    }
+
+    fn both(second: ConnectError) -> anyhow::Error {
+        RegistryError::Endpoints { servers: 2, errors: vec![full(), second] }.into()
+    }
+
+    #[test]
+    fn the_start_waits_for_servers_unless_the_error_is_permanent() {
+        let cases: [Case; 12] = [
+            (|| RegistryError::from(full()).into(), true),
+            (|| RegistryError::from(wrong_key()).into(), false),
+            (|| both(full()), true),
+            (|| both(wrong_key()), false),
+            (|| RegistryError::from(ConnectError::Name(name())).into(), false),
+            (|| RegistryError::UnknownDevice { name: name(), available: String::new() }.into(), false),
+            (|| ServersError::Name { origin: origin(), error: io::ErrorKind::Other.into() }.into(), true),
+            (|| ServersError::Empty(origin()).into(), true),
+            (|| ServersError::Folder { origin: origin(), error: io::ErrorKind::NotFound.into() }.into(), true),
+            (|| ServersError::Folder { origin: origin(), error: io::ErrorKind::PermissionDenied.into() }.into(), false),
+            (|| ServersError::NotAServer { origin: origin(), file: name() }.into(), false),
+            (|| anyhow!("--split names three devices"), false),
+        ];
+        for (error, waits) in cases {
+            let minute = Some(Duration::from_secs(60));
+            for (within, failures) in [(None, 9), (minute, 9), (minute, usize::MAX)] {
+                let (mut given, mut slept) = (Vec::new(), Duration::ZERO);
+                let attempt = |left| {
+                    given.push(left);
+                    if given.len() > failures { Ok(()) } else { Err(error()) }
+                };
+                let opened = retry_at_start(within, attempt, |pause| slept += pause);
+                let within = within.filter(|_| waits);
+                assert_eq!(opened.is_ok(), within.is_some() && failures == 9, "{}", error());
+                assert_eq!(given.len() > 1, within.is_some(), "{}: {given:?}", error());
+                assert!(given[0].is_zero() && slept <= within.unwrap_or_default(), "{}: {slept:?}", error());
+            }
+        }
     }
 }

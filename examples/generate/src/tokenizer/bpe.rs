@@ -113,7 +113,7 @@ fn ranks(merges: &[&str]) -> Result<HashMap<Box<str>, u32>, KeyError> {
     Ok(ranks)
 }
 
-/// What each token prints.
+/// The bytes that each token prints.
 pub(super) fn prints(vocab: &Vocab<'_>, pre: &PreTokenizer) -> Vec<Box<[u8]>> {
     let bytes = bytes_of_characters();
     let print = |(text, kind): (&std::borrow::Cow<'_, str>, &TokenKind)| {

@@ -39,13 +39,14 @@ pub(super) enum WholeWords {
 enum Step {
     /// Each match becomes a word, and so does the text between matches.
     Match(&'static str),
-    /// Runs of digits are cut into groups of three from the right. The first group keeps the text before it.
-    DigitGroups,
+    /// Cut at these positions of the word.
+    Cut(fn(&str) -> Vec<usize>),
 }
 
-use Step::{DigitGroups, Match};
+use Step::{Cut, Match};
 
 const GPT2: Step = Match(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+");
+const DIGIT_GROUPS: Step = Cut(ends_of_digit_groups);
 const DIGIT: Step = Match(r"\p{N}");
 const UP_TO_THREE_DIGITS: Step = Match(r"\p{N}{1,3}");
 const LLAMA3: Step = Match(
@@ -250,7 +251,7 @@ static TABLE: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["tiny_aya", "cohere2moe"],
         steps: &[
-            DigitGroups,
+            DIGIT_GROUPS,
             Match(
                 r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
             ),
@@ -265,7 +266,7 @@ static TABLE: &[PreTokenizer] = &[
         needs_no_merges: true,
         ..PLAIN
     },
-    PreTokenizer { names: &["superbpe"], steps: &[Match(r"\p{N}+"), Match("(?=(?:[0-9]{3})+(?![0-9]))")], ..PLAIN },
+    PreTokenizer { names: &["superbpe"], steps: &[Match(r"\p{N}+"), Cut(starts_of_ascii_digit_groups)], ..PLAIN },
     PreTokenizer {
         names: &["bailingmoe", "bailingmoe2", "llada-moe"],
         steps: &[Match(
@@ -288,7 +289,7 @@ static TABLE: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["afmoe"],
         steps: &[
-            DigitGroups,
+            DIGIT_GROUPS,
             Match(r"[一-鿿㐀-䶿\x{F900}-\x{FAFF}぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"),
             DEEPSEEK3,
         ],
@@ -356,7 +357,7 @@ impl PreTokenizer {
 /// Splits text by the rules of a pre-tokenizer.
 pub(super) struct Splitter {
     pub(super) pre: &'static PreTokenizer,
-    /// By step: its regex; `None` for groups of digits.
+    /// By step: its regex; `None` for a [`Step::Cut`].
     regexes: Vec<Option<Regex>>,
 }
 
@@ -364,7 +365,7 @@ impl Splitter {
     pub(super) fn new(pre: &'static PreTokenizer) -> Result<Splitter, TokenizerError> {
         let compile = |step: &Step| match step {
             Match(regex) => Regex::new(regex).map(Some),
-            DigitGroups => Ok(None),
+            Cut(_) => Ok(None),
         };
         Ok(Splitter { pre, regexes: pre.steps.iter().map(compile).collect::<Result<_, _>>()? })
     }
@@ -375,7 +376,7 @@ impl Splitter {
     /// A regex exceeds its limit of backtracking.
     pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, TokenizerError> {
         let mut words = vec![text];
-        for regex in &self.regexes {
+        for (step, regex) in self.pre.steps.iter().zip(&self.regexes) {
             let mut shorter = Vec::with_capacity(words.len());
             for word in words {
                 let mut end = 0;
@@ -385,15 +386,13 @@ impl Splitter {
                         end = to;
                     }
                 };
-                match regex {
-                    Some(regex) => {
-                        for found in regex.find_iter(word) {
-                            let found = found?;
-                            push(found.start());
-                            push(found.end());
-                        }
-                    }
-                    None => ends_of_digit_groups(word).into_iter().for_each(&mut push),
+                if let Cut(positions) = step {
+                    positions(word).into_iter().for_each(&mut push);
+                }
+                for found in regex.iter().flat_map(|regex| regex.find_iter(word)) {
+                    let found = found?;
+                    push(found.start());
+                    push(found.end());
                 }
                 push(word.len());
             }
@@ -403,7 +402,7 @@ impl Splitter {
     }
 }
 
-/// Where groups of three digits end, if each run of digits is cut from its right.
+/// Where groups of three digits end, if each run of digits is cut from its right. The first group keeps the text before it.
 fn ends_of_digit_groups(word: &str) -> Vec<usize> {
     let mut ends = Vec::new();
     // Digits of the current run that are to its right.
@@ -416,4 +415,65 @@ fn ends_of_digit_groups(word: &str) -> Vec<usize> {
     }
     ends.reverse();
     ends
+}
+
+/// Where groups of three digits start, if each run of ASCII digits is cut from its right: the matches of
+/// `(?=(?:[0-9]{3})+(?![0-9]))`, a regex that reads the rest of the run at each digit.
+fn starts_of_ascii_digit_groups(word: &str) -> Vec<usize> {
+    let mut starts = Vec::new();
+    // Digits of the current run that are at its right end, up to this one.
+    let mut right = 0;
+    for (at, byte) in word.bytes().enumerate().rev() {
+        right = if byte.is_ascii_digit() { right + 1 } else { 0 };
+        if right > 0 && right % 3 == 0 {
+            starts.push(at);
+        }
+    }
+    starts.reverse();
+    starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fancy_regex::RegexBuilder;
+
+    #[test]
+    fn groups_of_ascii_digits_start_where_the_regex_matches() {
+        let regex = Regex::new("(?=(?:[0-9]{3})+(?![0-9]))").unwrap();
+        let mut random = fastrand::Rng::with_seed(3);
+        for len in 0..2000 {
+            let word: String =
+                (0..len % 20).filter_map(|_| random.choice(['1', '2', '3', '4', '\u{664}', 'a'])).collect();
+            let matches: Vec<_> = regex.find_iter(&word).map(|found| found.unwrap().start()).collect();
+            assert_eq!(starts_of_ascii_digit_groups(&word), matches, "{word:?}");
+        }
+    }
+
+    /// A regex's limit of backtracking holds for each match, so the limit times the number of words bounds the work for a text:
+    /// either each word takes little, or there are few words.
+    #[test]
+    fn no_pre_tokenizer_takes_quadratic_work_for_a_run_of_one_character() {
+        const LEN: usize = 3000;
+        for pre in TABLE {
+            let limited = |limit| {
+                let compile = |step: &Step| match step {
+                    Match(regex) => RegexBuilder::new(regex).backtrack_limit(limit).build().map(Some),
+                    Cut(_) => Ok(None),
+                };
+                let regexes = pre.steps.iter().map(compile).collect::<Result<_, _>>().unwrap();
+                (limit, Splitter { pre, regexes })
+            };
+            let splitters = [limited(32), limited(16 * LEN)];
+            for c in ["1", "a", "A", "\u{e9}", "\u{4e2d}", "\u{664}", " ", "\n", "!", "'", "_"] {
+                for end in ["", "a", "1", "\u{4e2d}", "\n"] {
+                    let text = c.repeat(LEN) + end;
+                    let is_linear = |(limit, splitter): &(usize, Splitter)| {
+                        splitter.split(&text).is_ok_and(|words| words.len() * limit <= 128 * LEN)
+                    };
+                    assert!(splitters.iter().any(is_linear), "{:?}: {LEN} times {c:?}, then {end:?}", pre.names);
+                }
+            }
+        }
+    }
 }

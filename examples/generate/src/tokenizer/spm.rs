@@ -61,7 +61,7 @@ impl Spm {
     }
 }
 
-/// What each token prints.
+/// The bytes that each token prints.
 pub(super) fn prints(vocab: &Vocab<'_>) -> Result<Vec<Box<[u8]>>, TokenizerError> {
     let print = |(id, (text, kind)): (usize, (&std::borrow::Cow<'_, str>, &TokenKind))| match kind {
         TokenKind::Normal => Ok(text.replace(SPACE, " ").into_bytes().into_boxed_slice()),

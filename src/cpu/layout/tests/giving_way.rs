@@ -167,7 +167,7 @@ fn a_conversion_to_rows_ends_whatever_runs_are_counted() {
         assert!(turns <= PANELS + 1, "no end");
     }
     assert!(found(&memory) == Found::Rows && content_as_rows(&memory) == content);
-    // Then the runs count, those of a part too if it is the begin.
+    // Then the runs count, runs of a part too if it is the begin.
     for left in (0..16).rev() {
         assert!(memory.read_map().delays.is_delayed(&PanelSpan::of(AT, &tensor()).unwrap().range), "{left}");
         let guard = memory.lock_layout([(&whole, 0)].into_iter(), None, &pool, Locking::WAIT).unwrap().unwrap();

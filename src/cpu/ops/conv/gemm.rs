@@ -47,7 +47,7 @@ const SCRATCH: usize = (DEPTH + MAX_ROWS) * TILE;
 /// Sizes of a node, computed from its op and its shapes.
 struct ConvPlan {
     math_mode: MathMode,
-    /// Along x, y and z; in a transposed convolution, those of a phase.
+    /// Along x, y and z; in a transposed convolution, the taps of a phase.
     axes: [ConvAxis; 3],
     /// Distance between the outputs of a phase, along x, y and z; 1 unless the convolution is transposed.
     steps: [usize; 3],
@@ -76,7 +76,7 @@ pub(super) fn kernel(
     // Cost: as in MUL_MAT, a multiplication costs a quarter of an element-wise op.
     let taps = plan.row() / plan.steps.iter().product::<usize>().max(1);
     let products = dst.elements().saturating_mul(taps.max(1)) / 4;
-    // A tile of few outputs, as those of a transposed convolution with a large stride, costs as much as hundreds of them.
+    // A tile of few outputs, as the tiles of a transposed convolution with a large stride, costs as much as hundreds of them.
     let phases = plan.phases(0) * plan.phases(1);
     let tiles = dst.elements().div_ceil(TILE).max(phases.saturating_mul(plan.images)).saturating_mul(256);
     let cost = products.saturating_add(dst.elements()).saturating_add(kernel.elements()).saturating_add(tiles);

@@ -1,4 +1,4 @@
-//! Convolutions: `gemm` computes them and their transposes as products of kernels and patches, `depthwise` those whose
+//! Convolutions: `gemm` computes them and their transposes as products of kernels and patches, `depthwise` convolutions whose
 //! channels have kernels of their own. `image` describes how images lie in tensors, also for IM2COL.
 
 mod depthwise;

@@ -23,9 +23,9 @@ pub(super) enum MaskEffect {
 /// Sets of tokens of a tile, by bit from its first one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TilePieces {
-    /// Those with which a piece begins, that is, a tile of its own.
+    /// The tokens with which a piece, a tile of its own, begins.
     pub(super) starts: u64,
-    /// Those that see a position.
+    /// The tokens that see a position.
     pub(super) seeing: u64,
 }
 
@@ -34,7 +34,7 @@ impl TilePieces {
     const ALL: TilePieces = TilePieces { starts: 1, seeing: u64::MAX };
 }
 
-/// Splits a tile between tokens of which each sees mostly other blocks than its predecessor, as tokens of several sequences do: a tile
+/// Splits a tile between tokens that see mostly other blocks than their predecessors, as tokens of several sequences do: a tile
 /// computes the scores of all its tokens in each block that any of them sees. Not if the pieces would read more than twice as many
 /// blocks as the tile, because each piece converts its blocks again. `sees` is asked once for each token and block.
 fn pieces(tokens: usize, blocks: usize, sees: impl Fn(usize, usize) -> bool) -> TilePieces {
@@ -92,7 +92,7 @@ impl<'a> Masks<'a> {
         Masks { mask, max_bias: plan.op.max_bias, heads: plan.heads }
     }
 
-    /// Number of consecutive queries of a tile that share a row of the mask: those of one token, unless each head has its own
+    /// Number of consecutive queries of a tile that share a row of the mask: the queries of one token, unless each head has its own
     /// mask.
     fn queries_per_mask_row(&self, tile: &QueryTile) -> usize {
         if self.mask.is_some_and(|mask| mask.ne()[2] != 1) { 1 } else { tile.heads.len() }

@@ -263,7 +263,7 @@ impl AttentionPlan {
         }
     }
 
-    /// Attention of the queries of a tile to `positions`, which are those of a part: writes their results, or partial results if
+    /// Attention of the queries of a tile to `positions`, the positions of a part: writes their results, or partial results if
     /// there are several parts.
     fn attend(
         &self,
@@ -302,7 +302,7 @@ impl AttentionPlan {
         }
     }
 
-    /// The partial results of a tile whose queries see none of the positions of a part, as those of other sequences: maxima and sums of
+    /// The partial results of a tile whose queries see none of the positions of a part, as positions of other sequences: maxima and sums of
     /// the weights alone, since [`AttentionPlan::merge`] reads no values where the sum is 0.
     fn see_nothing(&self, ctx: &KernelContext<'_>, tile: &QueryTile, part: usize) {
         for (token, head) in (0..tile.queries()).map(|r| tile.query(r)) {

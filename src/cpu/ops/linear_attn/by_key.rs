@@ -32,7 +32,7 @@ const BONUS: usize = 3;
 pub(super) fn kernel(shape: HeadShape, rule: Rule) -> Kernel {
     let unit = shape.size.saturating_mul(WIDTH);
     let recurrence = shape.recurrence(shape.size.div_ceil(WIDTH), unit);
-    // The state, the vectors of k, r, decay and bonus, and those of v and of the output, filled up.
+    // The state, the vectors of k, r, decay, bonus and v, and the output, filled up.
     let units = recurrence.max_units();
     let local = units.saturating_mul(unit).saturating_add(4 * shape.size).saturating_add(2 * units * WIDTH);
     let kernel = Kernel::new(shape.cost(), move |w| run(w, &shape, &recurrence, rule));

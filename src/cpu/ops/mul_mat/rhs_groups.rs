@@ -17,7 +17,7 @@ pub(super) enum RhsGroups<'a> {
     Planes { n: usize, planes: [usize; 2], r2: usize, r3: usize },
     /// MUL_MAT_ID: the rows of each used expert. Group g is expert `experts[g]` with the slots
     /// `slots[starts[g]..starts[g + 1]]`; slot `t * used + e` is row `[t, e]` of the destination. `nb` is the number of rows of
-    /// b per token. The slots behind those of the last group have no expert.
+    /// b per token. The slots after the last group's have no expert.
     Routed { experts: &'a [u32], starts: &'a [u32], slots: &'a [u32], used: usize, nb: usize },
 }
 

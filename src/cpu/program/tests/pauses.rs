@@ -335,7 +335,7 @@ fn pauses_inside_steps_change_no_result() {
                 let (got, turns) = run(&graph, (mode, workers), &memory, &|| true);
                 assert!(got == want, "{what}, {mode:?}, {workers:?} workers: another result after pauses");
                 assert!(turns > graph.nodes().len(), "{what}, {workers:?} workers: only {turns} turns");
-                // Pauses that begin in the middle of a step of which this turn has done a part.
+                // Pauses that begin in the middle of a step, after this turn has done a part of it.
                 let calls = AtomicUsize::new(0);
                 let (got, _) =
                     run(&graph, (mode, workers), &memory, &|| calls.fetch_add(1, Ordering::Relaxed) % 7 == 6);

@@ -9,7 +9,7 @@ use std::arch::asm;
 /// # Safety
 /// The functions need the instruction set that the type names.
 pub(super) trait QuantDot {
-    /// Codes of a column, of which [`QuantDot::dot4_lane`] uses four.
+    /// Codes of a column. [`QuantDot::dot4_lane`] uses four of them.
     type QuantX4: Copy;
 
     /// `sums[l] + sum of a[4l..4l + 4] * b[4l..4l + 4]`; two adjacent products must fit 16 bits together.
@@ -39,13 +39,13 @@ impl QuantDot for BaseNeon {
 
     #[inline(always)]
     unsafe fn load_x4(p: *const i8, g: usize) -> int8x16_t {
-        // SAFETY: the caller vouches for the group's four codes.
+        // SAFETY: the caller guarantees that `p` points to the four codes of the group.
         unsafe { vreinterpretq_s8_s32(vld1q_dup_s32(p.add(4 * g).cast())) }
     }
 
     #[inline(always)]
     unsafe fn dot4_lane(sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { Self::add(sums, a, b) }
     }
 }
@@ -77,14 +77,14 @@ impl QuantDot for DotProd {
 
     #[inline(always)]
     unsafe fn add(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-        // SAFETY: registers only, no flags; the caller vouches for the instruction.
+        // SAFETY: uses registers only, no flags; the caller guarantees that the processor has the instruction.
         unsafe { instruction!("sdot", sums, a, b) };
         sums
     }
 
     #[inline(always)]
     unsafe fn load_x4(p: *const i8, g: usize) -> Self::QuantX4 {
-        // SAFETY: the caller vouches for the sixteen codes around the four.
+        // SAFETY: the caller guarantees that `p` points to all sixteen codes around the four.
         (unsafe { vld1q_s8(p.add(g / 4 * 16)) }, g % 4)
     }
 
@@ -109,7 +109,7 @@ impl QuantDot for DotProd {
 /// The processor has `i8mm`.
 #[inline(always)]
 pub(super) unsafe fn smmla(mut sums: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_t {
-    // SAFETY: registers only, no flags; the caller vouches for the instruction.
+    // SAFETY: uses registers only, no flags; the caller guarantees that the processor has the instruction.
     unsafe { instruction!("smmla", sums, rows, columns) };
     sums
 }

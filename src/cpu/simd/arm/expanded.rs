@@ -1,4 +1,4 @@
-//! [`ExpandedDot`] for NEON, with its dot products of codes or those of `dotprod`.
+//! [`ExpandedDot`] for NEON, with its own dot products of codes or the instructions of `dotprod`.
 
 use super::dot_instructions::{QuantDot, prefetch};
 use crate::cpu::simd::expanded::ExpandedDot;
@@ -22,7 +22,7 @@ impl<P: QuantDot> ExpandedDot for ExpandedRows<P> {
 
     #[inline(always)]
     unsafe fn add<const C: usize>(sums: &mut [Self::Sum; C], block: &Expanded, columns: &[PackedColumn; C], s: usize) {
-        // SAFETY: the block has 256 codes and 16 scales; the caller vouches for as many elements of the columns.
+        // SAFETY: the block has 256 codes and 16 scales; the caller guarantees that the columns have as many elements.
         unsafe {
             unroll!(j in [0 1 2 3 4 5 6 7] {
                 for h in 0..2 {

@@ -1,4 +1,4 @@
-//! Expansions of rows to 8-bit codes for NEON: those of [`crate::tensor::quant::expand`].
+//! Expansions of rows to 8-bit codes for NEON, by [`crate::tensor::quant::expand`].
 
 use crate::tensor::quant::expand::{Expand, Expanded, expand_superblock};
 

@@ -26,7 +26,7 @@ impl Float for F32 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [float32x4_t; 2] {
-        // SAFETY: as the caller vouches; loads of bytes take any address.
+        // SAFETY: the caller meets this function's requirements; loads of bytes take any address.
         unsafe { [vreinterpretq_f32_u8(vld1q_u8(p)), vreinterpretq_f32_u8(vld1q_u8(p.add(16)))] }
     }
 }
@@ -74,7 +74,7 @@ unsafe fn dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => dot_columns::<F, 4>(rows, [a, b, c, d], padded, out),

@@ -51,7 +51,7 @@ impl UnpackedPanel {
     unsafe fn fill<F: PanelFormat>(&mut self, p: *const u8, blocks: usize) {
         let chunks = F::DTYPE.block_len() / (F::SUB * F::PARTS);
         for b in 0..blocks {
-            // SAFETY: as the caller vouches; chunks and parts are those of the format.
+            // SAFETY: the caller meets this function's requirements; chunks and parts are within the format's.
             unsafe {
                 let p = p.add(b * F::BYTES);
                 let block = F::scales::<L>(p);
@@ -93,7 +93,7 @@ impl UnpackedPanel {
         first: usize,
         subs: usize,
     ) -> [float32x4_t; ROW_PAIRS] {
-        // SAFETY: as the caller vouches; loads of whole sub-blocks of columns.
+        // SAFETY: the caller meets this function's requirements; the loads are within whole sub-blocks of the columns.
         unsafe {
             let mut totals = [vdupq_n_f32(0.0); ROW_PAIRS];
             for sub in 0..subs {
@@ -141,7 +141,7 @@ impl UnpackedPanel {
         first: usize,
         blocks: usize,
     ) -> [float32x4_t; 4] {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             if F::DTYPE.block_len() == 32 {
                 if F::BIASED {
@@ -175,7 +175,7 @@ unsafe fn unpack_row_pairs<F: PanelFormat>(
     part: usize,
     i: usize,
 ) -> [int8x16_t; ROW_PAIRS] {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut fours = [F::codes::<L>(p, chunk, part, 2 * i), F::codes::<L>(p, chunk, part, 2 * i + 1)];
         if F::ZERO != 0 {

@@ -8,14 +8,14 @@ use std::arch::aarch64::*;
 /// An unaligned f16 as f32, in all lanes.
 #[inline(always)]
 unsafe fn half(p: *const u8) -> float32x4_t {
-    // SAFETY: the caller vouches for 2 bytes.
+    // SAFETY: the caller guarantees that `p` points to 2 readable bytes.
     unsafe { f16_to_f32(vdup_n_u16(p.cast::<u16>().read_unaligned())) }
 }
 
 /// A bit field of 32 bytes: shifted right by `by`, masked.
 #[inline(always)]
 unsafe fn field(p: *const u8, by: usize, mask: u8) -> [uint8x16_t; 2] {
-    // SAFETY: the caller vouches for 32 bytes.
+    // SAFETY: the caller guarantees that `p` points to 32 readable bytes.
     unsafe {
         let (by, mask) = (vdupq_n_s8(-(by as i8)), vdupq_n_u8(mask));
         let (low, high) = (vshlq_u8(vld1q_u8(p), by), vshlq_u8(vld1q_u8(p.add(16)), by));
@@ -96,7 +96,7 @@ macro_rules! superblock {
 
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> Affine {
-                // SAFETY: a block lies at `p`; offsets are those of its fields.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields.
                 unsafe { $scales }
             }
 

@@ -10,7 +10,7 @@ use std::arch::aarch64::*;
 /// Eight f16, `step` bytes apart, as f32.
 #[inline(always)]
 unsafe fn halves(p: *const u8, step: usize) -> [float32x4_t; 4] {
-    // SAFETY: the caller vouches for 7 * step + 2 bytes.
+    // SAFETY: the caller guarantees that `p` points to `7 * step + 2` readable bytes.
     unsafe {
         let mut bits = [0u16; 8];
         for j in 0..8 {
@@ -24,7 +24,7 @@ unsafe fn halves(p: *const u8, step: usize) -> [float32x4_t; 4] {
 /// The low nibbles of 16 bytes, then the high nibbles.
 #[inline(always)]
 unsafe fn nibbles(p: *const u8) -> [uint8x16_t; 2] {
-    // SAFETY: the caller vouches for 16 bytes.
+    // SAFETY: the caller guarantees that `p` points to 16 readable bytes.
     unsafe {
         let bytes = vld1q_u8(p);
         [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
@@ -34,7 +34,7 @@ unsafe fn nibbles(p: *const u8) -> [uint8x16_t; 2] {
 /// `codes` plus 16 where bit j of the u32 at `p` is set, for element j.
 #[inline(always)]
 unsafe fn with_fifth_bits(p: *const u8, codes: [uint8x16_t; 2]) -> [int8x16_t; 2] {
-    // SAFETY: the caller vouches for 4 bytes.
+    // SAFETY: the caller guarantees that `p` points to 4 readable bytes.
     unsafe {
         let mask = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
         let mut with_bits = [vdupq_n_s8(0); 2];
@@ -68,7 +68,7 @@ unsafe fn look_up(table: &[i8; 16], nibbles: [uint8x16_t; 2]) -> [int8x16_t; 2] 
 /// The scales `2^(e - 128)` of eight MXFP4 blocks, from their exponent bytes `e`.
 #[inline(always)]
 unsafe fn units(p: *const u8) -> [float32x4_t; 4] {
-    // SAFETY: the caller vouches for eight blocks: their first bytes.
+    // SAFETY: the caller guarantees that `p` points to eight blocks, whose first bytes are read.
     unsafe {
         let mut units = [0f32; 8];
         for j in 0..8 {

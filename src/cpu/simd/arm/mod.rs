@@ -98,7 +98,7 @@ fn i8mm_micro_kernel_of(dtype: DType) -> Option<MicroKernelFn> {
 /// The processor has `dotprod` and `i8mm`; otherwise as [`super::quant_dot::micro_kernel`].
 #[target_feature(enable = "neon,dotprod,i8mm")]
 unsafe fn i8mm_micro_kernel<F: PanelFormat>(panels: &[*const u8], columns: &[&[u8]], k: usize, out: TileOutput<'_>) {
-    // SAFETY: as the caller vouches; this function has the instructions.
+    // SAFETY: the caller meets this function's requirements, and this function is compiled with the instructions.
     unsafe {
         match dotprod_quants::micro_kernel_of(F::DTYPE) {
             Some(dot_micro_kernel) if columns.len() < MIN_I8MM_COLUMNS => dot_micro_kernel(panels, columns, k, out),

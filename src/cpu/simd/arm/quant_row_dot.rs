@@ -18,7 +18,7 @@ pub(super) unsafe fn dot<F: RowFormat, P: QuantDot>(rows: &[&[u8]], columns: &[&
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => dot_columns::<F, P, 4>(rows, [a, b, c, d], padded, out),
@@ -43,7 +43,7 @@ unsafe fn dot_columns<F: RowFormat, P: QuantDot, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     let mut last = [0; MAX_SUPERBLOCK_BYTES];
-    // SAFETY: the sections are those of a packed column; the sum of row r goes to element r of each column's `out`.
+    // SAFETY: the sections are in a packed column; the sum of row r goes to element r of each column's `out`.
     unsafe {
         let mut parts = [PackedColumn::NONE; C];
         for c in 0..C {

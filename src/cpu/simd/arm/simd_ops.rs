@@ -13,7 +13,8 @@ macro_rules! quarters {
     ($($name:ident($($x:ident: $ty:ident),*; $($n:ident: $nty:ty),*) -> $out:ident = $body:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name($($x: Self::$ty,)* $($n: $nty,)*) -> Self::$out {
-            // SAFETY: registers only; NEON belongs to the architecture, and the caller vouches for other instructions.
+            // SAFETY: uses registers only; NEON belongs to the architecture, and the caller guarantees that the processor has the
+            // other instructions.
             unsafe {
                 [
                     { $(let $x = $x[0];)* $body },
@@ -31,7 +32,7 @@ macro_rules! loads {
     ($($name:ident($p:ident: *const $ty:ty, $step:literal) -> $out:ident = $body:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name(p: *const $ty) -> Self::$out {
-            // SAFETY: the caller vouches for the bytes.
+            // SAFETY: the caller guarantees that `p` points to the bytes.
             unsafe {
                 [
                     { let $p = p; $body },
@@ -110,13 +111,13 @@ impl<P: QuantDot> SimdOps for NeonOps<P> {
 
     #[inline(always)]
     unsafe fn load_x4(p: *const u8, g: usize) -> Self::QuantX4 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { P::load_x4(p.cast(), g) }
     }
 
     #[inline(always)]
     unsafe fn load_scale(p: *const f32, i: usize) -> Self::ScaleVec {
-        // SAFETY: the caller vouches for two floats.
+        // SAFETY: the caller guarantees that `p` points to two floats.
         (unsafe { vld1_f32(p) }, i)
     }
 
@@ -147,7 +148,7 @@ impl<P: QuantDot> SimdOps for NeonOps<P> {
     #[inline(always)]
     unsafe fn store_f32(p: *mut f32, a: Self::Float) {
         for (i, a) in a.into_iter().enumerate() {
-            // SAFETY: the caller vouches for room for 64 bytes.
+            // SAFETY: the caller guarantees that `p` points to room for 64 bytes.
             unsafe { vst1q_f32(p.add(4 * i), a) };
         }
     }

@@ -56,7 +56,7 @@ const PREFETCH_ROWS: usize = 16;
 
 impl FloatRows<'_> {
     /// Bytes from the row that is read to the one that is prefetched meanwhile: 0 for rows side by side, which hardware prefetchers
-    /// follow, but not those of one head of a KV cache, between which other heads lie. Past the last row, that is usually the next
+    /// follow, but not the rows of one head of a KV cache, between which other heads lie. Past the last row, that is usually the next
     /// block of the head.
     fn prefetch_distance(&self) -> usize {
         let row = self.width * if self.half { 2 } else { 4 };
@@ -243,9 +243,9 @@ mod portable {
     /// # Safety
     /// The matrices have the shape `s`.
     pub(super) unsafe fn mul_columns(out: *mut f32, a: *const f32, b: *const f32, s: &GemmShape) {
-        // SAFETY: the caller vouches for the shape of the result.
+        // SAFETY: the caller guarantees that the result has this shape.
         let out = unsafe { std::slice::from_raw_parts_mut(out, s.m * s.n) };
-        // SAFETY: the caller vouches for the shape of `b`.
+        // SAFETY: the caller guarantees that `b` has this shape.
         let b = unsafe { std::slice::from_raw_parts(b, s.k * s.n) };
         for (m, out) in out.chunks_exact_mut(s.n).enumerate() {
             if !s.add {

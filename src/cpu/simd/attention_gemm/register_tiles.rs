@@ -23,7 +23,7 @@ macro_rules! attention_gemm_kernels {
                 unsafe { if HALF { $load_halves(row.add(2 * i)) } else { $load(row.add(4 * i).cast()) } }
             }
 
-            /// Prefetches `count` elements from `i` on of the row that lies `distance` bytes behind this one; nothing for 0. Not
+            /// Prefetches `count` elements from `i` on of the row that lies `distance` bytes after this one; nothing for 0. Not
             /// all of these addresses need to be readable.
             #[inline(always)]
             fn prefetch_row<const HALF: bool>(row: *const u8, distance: usize, i: usize, count: usize) {

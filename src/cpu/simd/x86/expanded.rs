@@ -16,13 +16,13 @@ impl<P: QuantDot> ExpandedDot for ExpandedRows<P> {
 
     #[inline(always)]
     unsafe fn zero() -> Self::Sum {
-        // SAFETY: registers only; the caller vouches for the instructions.
+        // SAFETY: uses registers only; the caller guarantees that the processor has the instructions.
         unsafe { [_mm256_setzero_ps(); 2] }
     }
 
     #[inline(always)]
     unsafe fn add<const C: usize>(sums: &mut [Self::Sum; C], block: &Expanded, columns: &[PackedColumn; C], s: usize) {
-        // SAFETY: the block has 256 codes and 16 scales; the caller vouches for as many elements of the columns.
+        // SAFETY: the block has 256 codes and 16 scales; the caller guarantees that the columns have as many elements.
         unsafe {
             unroll!(j in [0 1 2 3 4 5 6 7] {
                 let codes = _mm256_loadu_si256(block.codes.as_ptr().add(32 * j).cast());

@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 /// The processor has AVX2, and the function that calls enables it.
 #[inline(always)]
 pub(super) unsafe fn expand<B: Expand<N>, const N: usize>(bytes: &[u8], out: &mut Expanded) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         match (B::DTYPE, bytes.len() == 256 / N * B::DTYPE.block_bytes()) {
             (DType::IQ2_XXS, true) => iq2_xxs(block(bytes), out),
@@ -42,7 +42,7 @@ fn block<B: Block>(bytes: &[u8]) -> &B {
 #[inline(always)]
 unsafe fn four_of_eight(entries: [[u8; 8]; 4]) -> __m256i {
     let [a, b, c, d] = entries.map(i64::from_le_bytes);
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe { _mm256_setr_epi64x(a, b, c, d) }
 }
 
@@ -50,7 +50,7 @@ unsafe fn four_of_eight(entries: [[u8; 8]; 4]) -> __m256i {
 #[inline(always)]
 unsafe fn eight_of_four(entries: [[u8; 4]; 8]) -> __m256i {
     let [a, b, c, d, e, f, g, h] = entries.map(i32::from_le_bytes);
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe { _mm256_setr_epi32(a, b, c, d, e, f, g, h) }
 }
 
@@ -58,14 +58,14 @@ unsafe fn eight_of_four(entries: [[u8; 4]; 8]) -> __m256i {
 #[inline(always)]
 unsafe fn even_signs(word: u32) -> __m256i {
     let [a, b, c, d] = [0, 7, 14, 21].map(|by| EVEN_SIGNS[(word >> by) as usize & 127] as i64);
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe { _mm256_setr_epi64x(a, b, c, d) }
 }
 
 /// 0xFF in byte k for bit k of the word.
 #[inline(always)]
 unsafe fn byte_signs(word: [u8; 4]) -> __m256i {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
         let mask = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
@@ -77,7 +77,7 @@ unsafe fn byte_signs(word: [u8; 4]) -> __m256i {
 /// Stores 32 codes: `magnitudes` with the signs of a mask.
 #[inline(always)]
 unsafe fn store_signed(out: &mut Expanded, b: usize, magnitudes: __m256i, signs: __m256i) {
-    // SAFETY: the caller vouches for AVX2.
+    // SAFETY: the caller guarantees that the processor has AVX2.
     unsafe { store(out, b, _mm256_sub_epi8(_mm256_xor_si256(magnitudes, signs), signs)) }
 }
 
@@ -85,7 +85,7 @@ unsafe fn store_signed(out: &mut Expanded, b: usize, magnitudes: __m256i, signs:
 #[inline(always)]
 unsafe fn store(out: &mut Expanded, b: usize, codes: __m256i) {
     let to = &mut out.codes.as_chunks_mut::<32>().0[b];
-    // SAFETY: 32 bytes; the caller vouches for AVX2.
+    // SAFETY: 32 bytes are read; the caller guarantees that the processor has AVX2.
     unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), codes) }
 }
 
@@ -98,7 +98,7 @@ fn set_scale(out: &mut Expanded, b: usize, scale: f32) {
 /// The sixteen scales `d * (nibble + 0.5) / 4`.
 #[inline(always)]
 unsafe fn nibble_scales(d: f32, packed: &[u8; 8], out: &mut Expanded) {
-    // SAFETY: 8 bytes are read and 16 floats written; the caller vouches for AVX2.
+    // SAFETY: 8 bytes are read and 16 floats written; the caller guarantees that the processor has AVX2.
     unsafe {
         let both = _mm_loadl_epi64(packed.as_ptr().cast());
         let four = _mm_set1_epi8(15);
@@ -117,7 +117,7 @@ unsafe fn iq2_xxs(block: &BlockIq2Xxs, out: &mut Expanded) {
     for b in 0..8 {
         let (indices, word) = block.indices_and_word(b);
         set_scale(out, b, d * ((word >> 28) as f32 + 0.5));
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let magnitudes = four_of_eight(indices.map(|i| grids::IQ2_XXS[usize::from(i)]));
             store_signed(out, b, magnitudes, even_signs(word));
@@ -127,7 +127,7 @@ unsafe fn iq2_xxs(block: &BlockIq2Xxs, out: &mut Expanded) {
 
 #[inline(always)]
 unsafe fn iq2_xs(block: &BlockIq2Xs, out: &mut Expanded) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         nibble_scales(block.d.to_f32(), &block.scales, out);
         for b in 0..8 {
@@ -141,7 +141,7 @@ unsafe fn iq2_xs(block: &BlockIq2Xs, out: &mut Expanded) {
 
 #[inline(always)]
 unsafe fn iq2_s(block: &BlockIq2S, out: &mut Expanded) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         nibble_scales(block.d.to_f32(), &block.scales, out);
         let (indices, signs) = (block.qs.as_chunks::<4>().0, block.signs.as_chunks::<4>().0);
@@ -159,7 +159,7 @@ unsafe fn iq3_xxs(block: &BlockIq3Xxs, out: &mut Expanded) {
     for (b, indices) in block.qs.as_chunks::<8>().0.iter().enumerate() {
         let word = u32::from_le_bytes(block.scales_and_signs[b]);
         set_scale(out, b, d * ((word >> 28) as f32 + 0.5));
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let magnitudes = eight_of_four(indices.map(|i| grids::IQ3_XXS[usize::from(i)]));
             store_signed(out, b, magnitudes, even_signs(word));
@@ -175,7 +175,7 @@ unsafe fn iq3_s(block: &BlockIq3S, out: &mut Expanded) {
         let scale = block.scales[b / 2] >> (b % 2 * 4) & 15;
         set_scale(out, b, d * f32::from(1 + 2 * scale));
         let high = usize::from(block.qh[b]) << 8;
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let entry = |i: usize| grids::IQ3_S[usize::from(indices[i]) | high >> i & 256];
             let entries = [entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6), entry(7)];
@@ -195,7 +195,7 @@ unsafe fn iq1_s(block: &BlockIq1S, out: &mut Expanded) {
     for (b, indices) in block.qs.as_chunks::<4>().0.iter().enumerate() {
         let word = usize::from(u16::from_le_bytes(block.qh[b]));
         set_scale(out, b, d * (2 * (word >> 12 & 7) + 1) as f32);
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let entry = |l: usize| grids::IQ1[usize::from(indices[l]) | (word >> (3 * l) & 7) << 8];
             let entries = four_of_eight([entry(0), entry(1), entry(2), entry(3)]);
@@ -213,7 +213,7 @@ unsafe fn iq1_m(block: &BlockIq1M, out: &mut Expanded) {
     let highs = block.qh.as_chunks::<2>().0;
     for (b, indices) in block.qs.as_chunks::<4>().0.iter().enumerate() {
         let high = usize::from(u16::from_le_bytes(highs[b]));
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             let entry = |l: usize| grids::IQ1[usize::from(indices[l]) | (high >> (4 * l) & 7) << 8];
             let entries = four_of_eight([entry(0), entry(1), entry(2), entry(3)]);
@@ -229,7 +229,7 @@ unsafe fn iq4_xs(block: &BlockIq4Xs, out: &mut Expanded) {
     let scales = block.scales();
     for (b, qs) in block.qs.as_chunks::<16>().0.iter().enumerate() {
         set_scale(out, b, d * f32::from(scales[b]));
-        // SAFETY: sixteen bytes each; the caller vouches for AVX2.
+        // SAFETY: the table and the codes have sixteen bytes each; the caller guarantees that the processor has AVX2.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(IQ4_VALUES.as_ptr().cast()));
             let low = _mm_loadu_si128(qs.as_ptr().cast());
@@ -246,7 +246,7 @@ unsafe fn nvfp4(blocks: &[BlockNvfp4], out: &mut Expanded) {
             *scale = BlockNvfp4::unit_of(d);
         }
         for (h, qs) in block.qs.as_chunks::<16>().0.iter().enumerate() {
-            // SAFETY: sixteen bytes each; the caller vouches for AVX2.
+            // SAFETY: the table and the codes have sixteen bytes each; the caller guarantees that the processor has AVX2.
             unsafe {
                 let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(FP4_VALUES.as_ptr().cast()));
                 let low = _mm_loadu_si128(qs.as_ptr().cast());

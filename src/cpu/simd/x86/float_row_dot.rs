@@ -34,13 +34,13 @@ impl Float for F32 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm256_loadu_ps(p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn load_16(p: *const u8, mask: __mmask16) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm512_maskz_loadu_ps(mask, p.cast()) }
     }
 }
@@ -50,13 +50,13 @@ impl Float for F16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_16(p: *const u8, mask: __mmask16) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast())) }
     }
 }
@@ -66,13 +66,13 @@ impl Float for Bf16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
     }
 
     #[inline(always)]
     unsafe fn load_16(p: *const u8, mask: __mmask16) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
                 mask,
@@ -118,7 +118,7 @@ unsafe fn dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
         // At least eight independent accumulators, so that an FMA need not wait for the previous one.
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => dot_columns::<F, 2, 1, 4>(rows, [a, b, c, d], padded, out),
@@ -154,7 +154,7 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
             x[r] = group_rows[r.min(group_rows.len() - 1)].as_ptr();
         }
         let whole = group_rows[0].len() / (8 * F::BYTES);
-        // Short rows may lie far apart: then the prefetch goes to one of the next rows, not behind this row.
+        // Short rows may lie far apart: then the prefetch goes to one of the next rows, not after this row.
         let ahead = match PREFETCH_DISTANCE / group_rows[0].len().max(1) {
             0 => PREFETCH_DISTANCE,
             n => row_stride.wrapping_mul(n.clamp(R, 2 * PANEL_ROWS)),
@@ -221,7 +221,7 @@ unsafe fn add_eight<F: Float, const R: usize, const H: usize, const C: usize>(
     y: [*const f32; C],
     i: usize,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let y = y.map(|y| _mm256_loadu_ps(y.add(8 * i)));
         for r in 0..R {
@@ -239,7 +239,7 @@ unsafe fn add_eight<F: Float, const R: usize, const H: usize, const C: usize>(
 /// The processor has AVX2.
 #[inline(always)]
 unsafe fn four_horizontal_sums([a, b, c, d]: [__m256; 4]) -> __m128 {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let low = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
         let high = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
@@ -252,7 +252,7 @@ unsafe fn four_horizontal_sums([a, b, c, d]: [__m256; 4]) -> __m128 {
 /// How AVX-512 multiplies rows of a float type by columns.
 ///
 /// # Safety
-/// The functions need AVX-512 F, BW and VL; those of [`Bf16Pairs`] need AVX512-BF16 too. Pointers point to the elements of the
+/// The functions need AVX-512 F, BW and VL; the functions of [`Bf16Pairs`] need AVX512-BF16 too. Pointers point to the elements of the
 /// mask; elements outside the mask count as zero and are not read.
 trait Avx512FloatDot {
     /// Bytes of an element of a row, and of a column.
@@ -272,19 +272,19 @@ impl<F: Float> Avx512FloatDot for F {
 
     #[inline(always)]
     unsafe fn row(p: *const u8, mask: u32) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { F::load_16(p, mask as u16) }
     }
 
     #[inline(always)]
     unsafe fn column(p: *const u8, mask: u32) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { F32::load_16(p, mask as u16) }
     }
 
     #[inline(always)]
     unsafe fn add(sums: __m512, row: __m512, column: __m512) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm512_fmadd_ps(row, column, sums) }
     }
 }
@@ -298,19 +298,19 @@ impl Avx512FloatDot for Bf16Pairs {
 
     #[inline(always)]
     unsafe fn row(p: *const u8, mask: u32) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn column(p: *const u8, mask: u32) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { Self::row(p, mask) }
     }
 
     #[inline(always)]
     unsafe fn add(sums: __m512, row: __m512, column: __m512) -> __m512 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { _mm512_dpbf16_ps(sums, as_bf16(_mm512_castps_si512(row)), as_bf16(_mm512_castps_si512(column))) }
     }
 }
@@ -321,7 +321,7 @@ impl Avx512FloatDot for Bf16Pairs {
 /// As [`dot`], and the processor has AVX-512 F, BW and VL.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 unsafe fn avx512_dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe { avx512_rows::<F>(rows, columns, out) }
 }
 
@@ -331,7 +331,7 @@ unsafe fn avx512_dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], _: usize, out:
 /// As [`avx512_dot`], and the processor has AVX512-BF16; each column has `padded` bf16.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn bf16_dot(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe { avx512_rows::<Bf16Pairs>(rows, columns, out) }
 }
 
@@ -344,7 +344,7 @@ unsafe fn avx512_rows<P: Avx512FloatDot>(rows: &[&[u8]], columns: &[&[u8]], out:
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => avx512_columns::<P, 4>(rows, [a, b, c, d], out),
@@ -369,7 +369,7 @@ unsafe fn avx512_columns<P: Avx512FloatDot, const C: usize>(
     let columns = columns.map(<[u8]>::as_ptr);
     for (group, group_rows) in rows.chunks(PANEL_ROWS).enumerate() {
         let k = group_rows[0].len() / P::BYTES[0];
-        // SAFETY: registers only; the caller vouches for the instructions.
+        // SAFETY: uses registers only; the caller guarantees that the processor has the instructions.
         let mut partial_sums = [[unsafe { _mm512_setzero_ps() }; 4]; C];
         for q in 0..group_rows.len().div_ceil(4) {
             // A partial group repeats its last row.
@@ -378,7 +378,7 @@ unsafe fn avx512_columns<P: Avx512FloatDot, const C: usize>(
             // Short rows may lie far apart: then the prefetch goes to the rows of the next group.
             let next = rows.get((group + 1) * PANEL_ROWS + 4 * q).filter(|row| row.len() <= PREFETCH_DISTANCE);
             let ahead = next.map_or(PREFETCH_DISTANCE, |row| row.as_ptr().addr().wrapping_sub(quad[0].addr()));
-            // SAFETY: rows and columns have the elements of a step from i on, or those of the mask.
+            // SAFETY: rows and columns have the elements of a step from i on, or the elements of the mask.
             unsafe {
                 let mut sums = [[_mm512_setzero_ps(); 4]; C];
                 for i in (0..k / P::STEP * P::STEP).step_by(P::STEP) {
@@ -424,7 +424,7 @@ unsafe fn add_products<P: Avx512FloatDot, const C: usize>(
     ahead: usize,
 ) {
     let [row_bytes, column_bytes] = P::BYTES;
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets this function's requirements.
     unsafe {
         let mut y = [_mm512_setzero_ps(); C];
         for c in 0..C {

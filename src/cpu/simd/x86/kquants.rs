@@ -9,14 +9,15 @@ use std::arch::x86_64::*;
 /// An unaligned f16 as f32, in all lanes.
 #[inline(always)]
 unsafe fn half(p: *const u8) -> __m256 {
-    // SAFETY: the caller vouches for 2 bytes and for F16C.
+    // SAFETY: the caller guarantees that `p` points to 2 readable bytes, and that the processor has F16C.
     unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
 }
 
 /// A bit field of 32 bytes: shifted right by `by`, masked.
 #[inline(always)]
 unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
-    // SAFETY: the caller vouches for 32 bytes and for AVX2. Bits from the neighbouring byte are above the mask.
+    // SAFETY: the caller guarantees that `p` points to 32 readable bytes, and that the processor has AVX2. Bits from the
+    // neighbouring byte are above the mask.
     unsafe {
         let bytes = _mm256_loadu_si256(p.cast());
         _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(by as i32)), _mm256_set1_epi8(mask))
@@ -26,7 +27,7 @@ unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
 /// Sixteen i8 as i16, in the order of [`SuperblockScales::scales`].
 #[inline(always)]
 unsafe fn sixteen_scales(scales: __m128i) -> __m256i {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order))
@@ -36,7 +37,7 @@ unsafe fn sixteen_scales(scales: __m128i) -> __m256i {
 /// The results of [`sixteen_scales`] as f32, in the order of [`SuperblockScales::mins`].
 #[inline(always)]
 unsafe fn sixteen_floats(scales: __m256i) -> [__m256; 2] {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let (low, high) = (_mm256_unpacklo_epi16(scales, scales), _mm256_unpackhi_epi16(scales, scales));
         [low, high].map(|pairs| _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(pairs)))
@@ -46,7 +47,7 @@ unsafe fn sixteen_floats(scales: __m256i) -> [__m256; 2] {
 /// Sixteen i8 scales times `d`, for codes with a zero offset: `d * scale * (code - zero)`.
 #[inline(always)]
 unsafe fn offset_scales(d: __m256, scales: __m128i, zero: f32) -> SuperblockScales {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let scales = sixteen_scales(scales);
         SuperblockScales { d, scales, m: _mm256_mul_ps(d, _mm256_set1_ps(-zero)), mins: sixteen_floats(scales) }
@@ -63,7 +64,7 @@ unsafe fn negated_half(p: *const u8) -> __m256 {
 /// Eight bytes as f32.
 #[inline(always)]
 unsafe fn widen(bytes: u64) -> __m256 {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))) }
 }
 
@@ -73,7 +74,7 @@ unsafe fn k4_scales(p: *const u8) -> SuperblockScales {
     const SIX: u32 = 0x3f3f_3f3f;
     const FOUR: u32 = 0x0f0f_0f0f;
     const TWO: u32 = 0x0303_0303;
-    // SAFETY: d, dmin and 12 bytes of scales start the block; the caller vouches for AVX2 and F16C.
+    // SAFETY: d, dmin and 12 bytes of scales start the block; the caller guarantees that the processor has AVX2 and F16C.
     unsafe {
         let word = |i: usize| p.add(4 + 4 * i).cast::<u32>().read_unaligned();
         let (a, b, c) = (word(0), word(1), word(2));
@@ -103,7 +104,7 @@ macro_rules! superblock {
                 columns: [PackedColumn; C],
                 padded: usize,
             ) -> [f32; C] {
-                // SAFETY: as the caller vouches.
+                // SAFETY: the caller meets this function's requirements.
                 unsafe { dot_superblocks::<Self, C>(row, whole, last, columns, padded) }
             }
         }
@@ -111,7 +112,7 @@ macro_rules! superblock {
         impl SuperblockFormat for $name {
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> SuperblockScales {
-                // SAFETY: a block lies at `p`; offsets are those of its fields.
+                // SAFETY: a block lies at `p`, and the offsets are of its fields.
                 unsafe { $scales }
             }
 

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 /// Eight f16, `step` bytes apart, as f32.
 #[inline(always)]
 unsafe fn halves(p: *const u8, step: usize) -> __m256 {
-    // SAFETY: the caller vouches for 7 * step + 2 bytes and for F16C.
+    // SAFETY: the caller guarantees that `p` points to `7 * step + 2` readable bytes, and that the processor has F16C.
     unsafe {
         let at = |j: usize| p.add(j * step).cast::<i16>().read_unaligned();
         _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)))
@@ -20,7 +20,7 @@ unsafe fn halves(p: *const u8, step: usize) -> __m256 {
 /// The low nibbles of 16 bytes, then the high nibbles.
 #[inline(always)]
 unsafe fn nibbles(p: *const u8) -> __m256i {
-    // SAFETY: the caller vouches for 16 bytes and for AVX2.
+    // SAFETY: the caller guarantees that `p` points to 16 readable bytes, and that the processor has AVX2.
     unsafe {
         let low = _mm_loadu_si128(p.cast());
         let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_srli_epi16::<4>(low));
@@ -31,7 +31,7 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
 /// 16 in byte j if bit j of the u32 at `p` is set.
 #[inline(always)]
 unsafe fn fifth_bits(p: *const u8) -> __m256i {
-    // SAFETY: the caller vouches for 4 bytes and for AVX2.
+    // SAFETY: the caller guarantees that `p` points to 4 readable bytes, and that the processor has AVX2.
     unsafe {
         let bits = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
         let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
@@ -44,7 +44,7 @@ unsafe fn fifth_bits(p: *const u8) -> __m256i {
 /// Table lookup: the entries for the nibbles.
 #[inline(always)]
 unsafe fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
-    // SAFETY: the table has 16 bytes; the caller vouches for AVX2.
+    // SAFETY: the table has 16 bytes; the caller guarantees that the processor has AVX2.
     unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), nibbles) }
 }
 
@@ -67,7 +67,7 @@ macro_rules! legacy {
                 columns: [PackedColumn; C],
                 padded: usize,
             ) -> [f32; C] {
-                // SAFETY: as the caller vouches.
+                // SAFETY: the caller meets this function's requirements.
                 unsafe { dot_blocks::<Self, P, C>(row, whole, last, columns, padded) }
             }
         }
@@ -117,7 +117,7 @@ const FP4_CODES: [i8; 16] = {
 /// The scales `2^(e - 128)` of eight MXFP4 blocks, from their exponent bytes `e`.
 #[inline(always)]
 unsafe fn units(p: *const u8) -> __m256 {
-    // SAFETY: the first byte of each block is read; the caller vouches for AVX2.
+    // SAFETY: the first byte of each block is read; the caller guarantees that the processor has AVX2.
     unsafe {
         let at = |j: usize| u64::from(*p.add(j * 17)) << (8 * j);
         let bytes = (at(0) | at(1)) | (at(2) | at(3)) | ((at(4) | at(5)) | (at(6) | at(7)));

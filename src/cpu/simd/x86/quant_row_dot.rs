@@ -16,7 +16,7 @@ pub(super) unsafe fn dot<F: RowFormat, P: QuantDot>(rows: &[&[u8]], columns: &[&
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe {
             done += match columns[done..] {
                 [a, b, c, d, ..] => dot_columns::<F, P, 4>(rows, [a, b, c, d], padded, out),
@@ -41,7 +41,7 @@ unsafe fn dot_columns<F: RowFormat, P: QuantDot, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     let mut last = [0; MAX_SUPERBLOCK_BYTES];
-    // SAFETY: the sections are those of a packed column; the sum of row r goes to element r of each column's `out`.
+    // SAFETY: the sections are in a packed column; the sum of row r goes to element r of each column's `out`.
     unsafe {
         let mut parts = [PackedColumn::NONE; C];
         for c in 0..C {
@@ -75,7 +75,7 @@ pub(super) unsafe fn dot_blocks<F: BlockFormat, P: QuantDot, const C: usize>(
     columns: [PackedColumn; C],
     padded: usize,
 ) -> [f32; C] {
-    // SAFETY: elements 256 s and following of the row are multiplied by those of the columns, which exist since row and columns
+    // SAFETY: elements 256 s and following of the row are multiplied by the same elements of the columns, which exist since row and columns
     // have equally many. Codes are read inside their block (`BlockFormat`).
     unsafe {
         // Two accumulators for each sum, so that an FMA need not wait for the previous one.
@@ -172,7 +172,7 @@ pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, const C: usize>(
     }
 }
 
-/// Prefetches the row one prefetch distance behind `p`, as many cache lines as 256 elements have.
+/// Prefetches the row one prefetch distance after `p`, as many cache lines as 256 elements have.
 #[inline(always)]
 fn prefetch_next<F: RowFormat>(p: *const u8) {
     for line in 0..F::BYTES.div_ceil(64) {

@@ -91,7 +91,7 @@ impl Affine {
     /// The biases of codes with a zero offset: `-zero * scale`.
     #[inline(always)]
     pub(super) unsafe fn offset(scale: __m256, zero: f32) -> Affine {
-        // SAFETY: registers only; the caller vouches for the instructions.
+        // SAFETY: uses registers only; the caller guarantees that the processor has the instructions.
         unsafe { Affine { scale, bias: _mm256_mul_ps(scale, _mm256_set1_ps(-zero)) } }
     }
 }
@@ -116,7 +116,7 @@ impl QuantDot for Avx2 {
 
     #[inline(always)]
     unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i {
-        // SAFETY: registers only; the caller vouches for AVX2.
+        // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
         unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1))) }
     }
 }
@@ -129,7 +129,7 @@ impl QuantDot for VnniVl {
 
     #[inline(always)]
     unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i {
-        // SAFETY: registers only; the caller vouches for the instruction.
+        // SAFETY: uses registers only; the caller guarantees that the processor has the instruction.
         unsafe { _mm256_dpbusd_epi32(sums, u, s) }
     }
 }
@@ -157,7 +157,7 @@ impl QuantDot for EmulatedVnni {
 
     #[inline(always)]
     unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i {
-        // SAFETY: registers only; the caller vouches for AVX2.
+        // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
         unsafe {
             let low = _mm256_set1_epi16(0xff);
             let even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(s)));
@@ -170,7 +170,7 @@ impl QuantDot for EmulatedVnni {
 /// The sum of eight lanes.
 #[inline(always)]
 pub(super) unsafe fn horizontal_sum(x: __m256) -> f32 {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_add_ps(x, _mm_movehl_ps(x, x));

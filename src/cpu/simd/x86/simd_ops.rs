@@ -16,7 +16,7 @@ macro_rules! halves {
     ($($name:ident($($x:ident: $ty:ident),*; $($n:ident: $nty:ty),*) -> $out:ident = $body:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name($($x: Self::$ty,)* $($n: $nty,)*) -> Self::$out {
-            // SAFETY: registers only; the caller vouches for the instructions.
+            // SAFETY: uses registers only; the caller guarantees that the processor has the instructions.
             unsafe { [{ $(let $x = $x[0];)* $body }, { $(let $x = $x[1];)* $body }] }
         }
     )*};
@@ -27,7 +27,7 @@ macro_rules! loads {
     ($($name:ident($p:ident: *const $ty:ty, $step:literal) -> $out:ident = $body:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name(p: *const $ty) -> Self::$out {
-            // SAFETY: the caller vouches for the bytes and the instructions.
+            // SAFETY: the caller guarantees that `p` points to the readable bytes, and that the processor has the instructions.
             unsafe { [{ let $p = p; $body }, { let $p = p.byte_add($step); $body }] }
         }
     )*};
@@ -43,7 +43,7 @@ unsafe fn count(by: u32) -> __m128i {
 /// The shuffle that moves byte `b` of each lane to the high byte of both its halves.
 #[inline(always)]
 unsafe fn byte_to_i16_shuffle(b: u32) -> __m256i {
-    // SAFETY: registers only; the caller vouches for AVX2.
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let lanes =
             _mm256_setr_epi32(0, 0x0400_0400, 0x0800_0800, 0x0c00_0c00, 0, 0x0400_0400, 0x0800_0800, 0x0c00_0c00);
@@ -103,19 +103,19 @@ impl<P: QuantDot> SimdOps for Avx2Ops<P> {
 
     #[inline(always)]
     unsafe fn load_x4(p: *const u8, g: usize) -> Self::QuantX4 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { Self::broadcast_u32(p.add(4 * g)) }
     }
 
     #[inline(always)]
     unsafe fn load_scale(p: *const f32, i: usize) -> Self::ScaleVec {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets this function's requirements.
         unsafe { Self::broadcast_f32(p.add(i)) }
     }
 
     #[inline(always)]
     unsafe fn table_lookup(table: &[u8; 16], codes: Self::Int) -> Self::Int {
-        // SAFETY: the table has 16 bytes; the caller vouches for the instructions.
+        // SAFETY: the table has 16 bytes; the caller guarantees that the processor has the instructions.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             [_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]
@@ -124,7 +124,7 @@ impl<P: QuantDot> SimdOps for Avx2Ops<P> {
 
     #[inline(always)]
     unsafe fn store_f32(p: *mut f32, a: Self::Float) {
-        // SAFETY: the caller vouches for room for 64 bytes.
+        // SAFETY: the caller guarantees that `p` points to room for 64 bytes.
         unsafe {
             _mm256_storeu_ps(p, a[0]);
             _mm256_storeu_ps(p.add(8), a[1]);
@@ -143,7 +143,7 @@ macro_rules! single {
     ($($name:ident($($x:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name($($x: $ty),*) -> $out {
-            // SAFETY: registers, or bytes that the caller vouches for, as for the instructions.
+            // SAFETY: the caller guarantees that a pointer is valid for the load, and that the processor has the instructions.
             unsafe { $body }
         }
     )*};

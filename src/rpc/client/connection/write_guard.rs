@@ -30,7 +30,7 @@ impl WriteGuard<'_> {
         self.check_sent(command, bytes, sent)
     }
 
-    /// Sends the write buffer and `data` behind it. Large data is not copied into the buffer.
+    /// Sends the write buffer and `data` after it. Large data is not copied into the buffer.
     pub(in crate::rpc::client) fn send_with_data(
         &mut self,
         command: &'static str,

@@ -46,7 +46,7 @@ pub(in super::super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Ar
     devices.map(|((index, record), name)| open_device(connection, index, record, &name)).collect()
 }
 
-/// Names of the devices behind the endpoint's name: the server's own name where it is unique and safe to print in a list, else
+/// Names of the devices after the endpoint's name: the server's own name where it is unique and safe to print in a list, else
 /// the index.
 fn device_names(records: &[DeviceRecord]) -> Vec<String> {
     let is_safe_char = |c: char| c.is_ascii_alphanumeric() || "._-+()".contains(c);

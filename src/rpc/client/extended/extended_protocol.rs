@@ -35,7 +35,7 @@ impl WriteGuard<'_> {
         if self.buffered_bytes() > MAX_COALESCED_BYTES { self.flush(request.command().name()) } else { Ok(()) }
     }
 
-    /// Sends the write buffer and a request behind it.
+    /// Sends the write buffer and a request after it.
     pub(super) fn send_ext(&mut self, request: &ExtRequest<'_>) -> Result<(), DeviceError> {
         self.buffer(|out| request.encode(out));
         self.flush(request.command().name())
@@ -120,7 +120,7 @@ pub(super) fn close_queue(connection: &Arc<Connection>, tracker: &Arc<MarkTracke
         let Some(session) = &guard.shared.session else { return Ok(()) };
         let queue = tracker.queue;
         let last = tracker.close();
-        // A NOTIFY_REACHED behind the last mark makes the server report complete work before it closes the queue.
+        // A NOTIFY_REACHED after the last mark makes the server report complete work before it closes the queue.
         if let Some(number) = last {
             guard.buffer(|out| ExtRequest::NotifyReached(NotifyReached { queue, number }).encode(out));
         }
@@ -272,7 +272,7 @@ impl QueueProtocol for ExtendedProtocol {
             // The reads must be registered before this check: a thread that fails the connection then either finds the reads,
             // or has failed the connection before the check.
             guard.shared.check_alive().inspect_err(|failure| session.fail_all(failure))?;
-            // The same holds for a failed queue: the server does not reply to a READ behind the failure.
+            // The same holds for a failed queue: the server does not reply to a READ after the failure.
             tracker.failure().map_or(Ok(()), Err)?;
             guard.flush(ExtCommand::Read.name())
         });

@@ -41,10 +41,10 @@ struct MarkTrackerState {
     requested: BTreeMap<u64, Instant>,
     /// Marks that callers wait for, and that have to be requested when they are placed.
     awaited_unplaced: BTreeSet<u64>,
-    /// Whether every mark is requested as soon as it is placed. Set when a caller waits for a mark behind which later marks are
+    /// Whether every mark is requested as soon as it is placed. Set when a caller waits for a mark after which later marks are
     /// placed already: then many marks are in flight, and requesting them one after the other would cost a round trip for each.
     request_at_once: bool,
-    /// Marks that the data of a read directly before or behind them will prove, so that no NOTIFY_REACHED is needed.
+    /// Marks that the data of a read directly before or after them will prove, so that no NOTIFY_REACHED is needed.
     covered_by_read: BTreeSet<u64>,
     /// Recorded waits: a mark of this queue, and the queue and mark that are reached before it.
     waits: VecDeque<(u64, (u32, u64))>,
@@ -61,7 +61,7 @@ struct Dependent {
     tracker: Weak<MarkTracker>,
     /// Last mark of this queue that the dependent waits for.
     seq: u64,
-    /// Mark of the dependent behind its last wait: when it is reached, the dependent no longer waits.
+    /// Mark of the dependent after its last wait: when it is reached, the dependent no longer waits.
     own_mark: u64,
 }
 

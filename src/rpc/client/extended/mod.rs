@@ -10,7 +10,7 @@
 //!
 //! - Each client queue has its own queue on the server. Server queues run concurrently; WAIT messages order them.
 //! - **Coalescing**: a message without a waiting caller stays in the write buffer until a message with one is sent. Inputs
-//!   leave together with the graph that reads them, and a mark together with the read behind it.
+//!   leave together with the graph that reads them, and a mark together with the read after it.
 //! - **Marks** are requested (NOTIFY_REACHED) when a caller waits for them, unless a read is under way whose data
 //!   also proves the mark.
 //!

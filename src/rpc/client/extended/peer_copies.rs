@@ -51,7 +51,7 @@ pub(super) struct PeerCopyState {
 /// The RECEIVE_FROM_PEERs of a queue whose bytes may not have arrived.
 #[derive(Default)]
 pub(super) struct UnconfirmedCopies {
-    /// Their bytes behind the last confirming read.
+    /// Their bytes after the last confirming read.
     bytes: u64,
     /// Confirms those before it.
     read: Option<PendingRead>,
@@ -208,7 +208,7 @@ impl ExtendedProtocol {
     }
 
     /// Counts a copy of `len` bytes. If there is no room for it, waits until the copies before the last confirming read have
-    /// arrived, and sends a new one: it reads a byte of `dst` behind the copies so far.
+    /// arrived, and sends a new one: it reads a byte of `dst` after the copies so far.
     fn confirm_copies(&mut self, len: u64, dst: &Region) -> Result<(), DeviceError> {
         if !self.unconfirmed.has_room(len) {
             self.unconfirmed.read.take().map_or(Ok(Vec::new()), |read| read.wait(None))?;

@@ -75,7 +75,7 @@ fn loads_and_reads_on_a_lost_connection_fail_with_the_reason() {
     assert_eq!(wait_error(read), lost);
 }
 
-/// Queue A's thread waits for a point that is never reached, with a mark pending behind it, and queue B's until that mark is
+/// Queue A's thread waits for a point that is never reached, with a mark pending after it, and queue B's until that mark is
 /// placed. An abort of either queue ends B's wait.
 #[test]
 fn an_abort_ends_a_wait_for_a_mark_to_be_placed() {

@@ -21,7 +21,7 @@ const EXPECTED: &str =
 
 const UNENDED: &str = "the last line has no end, so the list may have been cut off: end it by a line end";
 
-/// The limits of a key beside those of the server. `None`: the limit of every tenant, all devices, or the default share.
+/// The limits of a key, in addition to the server's. `None`: the limit of every tenant, all devices, or the default share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::rpc::server) struct KeyLimits {
     /// Device memory of all its sessions, in bytes.

@@ -48,7 +48,7 @@ pub(super) struct Timeouts {
 /// Why there is no next request.
 #[derive(Debug, Error)]
 pub(super) enum NextRequestError {
-    #[error("the client has sent no request within {0:?} (--idle-timeout)")]
+    #[error("the client has sent no request within {0:?} (idle-timeout in --limits)")]
     Idle(Duration),
     #[error(transparent)]
     Transport(#[from] TransportError),
@@ -213,7 +213,7 @@ impl ClientConnection {
         Ok(Some(header))
     }
 
-    /// Leaves the protocol: the connection, and the bytes behind `header` that were received.
+    /// Leaves the protocol: the connection, and the bytes after `header` that were received.
     pub(super) fn into_raw(mut self, header: [u8; REQUEST_HEADER]) -> (transport::Connection, Vec<u8>) {
         let received = [&header[..], &self.read_ahead.take()].concat();
         (self.requests.receiver.into_connection(), received)
@@ -298,7 +298,7 @@ impl ClientConnection {
     /// memory is short, no more bytes are read, which is backpressure on the client.
     ///
     /// # Errors
-    /// Of the connection, or if the host memory is not available in time, or is needed for others.
+    /// The connection is lost, or the host memory is not available in time or is needed for others.
     pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut BodyBuffer) -> Result<&'a [u8], ReadBodyError> {
         self.read_body_behind(0, len, into)?;
         Ok(into.message(len))

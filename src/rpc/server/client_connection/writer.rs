@@ -72,7 +72,7 @@ impl ClientWriter {
         &self,
         work: impl FnOnce(&mut MessageWriter) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
-        // Poisoned: a thread that panicked while it wrote has left a truncated message, behind which nothing can be sent.
+        // Poisoned: a thread that panicked while it wrote has left a truncated message, after which nothing can be sent.
         let mut writer = self.writer.lock().map_err(|_| TransportError::cut())?;
         self.audit.set_writing(true);
         let sent = work(&mut writer);

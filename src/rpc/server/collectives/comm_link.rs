@@ -77,7 +77,7 @@ impl Candidate {
         Ok(true)
     }
 
-    /// Sends the capabilities of rank 0, after those of the peer have arrived.
+    /// Sends the capabilities of rank 0, after the peer's have arrived.
     ///
     /// # Errors
     /// The peer is late or lost, or the client has hung up.

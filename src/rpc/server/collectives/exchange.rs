@@ -31,7 +31,7 @@ pub(in crate::rpc::server) enum ExchangeError {
 pub(super) trait Payload {
     type Error: From<ExchangeError>;
 
-    /// The next bytes to send, never empty. `None` behind the last.
+    /// The next bytes to send, never empty. `None` after the last.
     fn next_outgoing(&mut self) -> Result<Option<Vec<u8>>, Self::Error>;
 
     /// Takes the next received bytes, in order: [`TRANSFER_CHUNK_BYTES`] of them, or fewer at the end.

@@ -93,7 +93,7 @@ pub(in crate::rpc::server) struct Reducer {
     incoming: Scratch,
 }
 
-/// What the programs depend on.
+/// The properties of a tensor on which the programs depend.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ProgramKey {
     ne: [usize; 4],
@@ -158,7 +158,7 @@ impl Reducer {
     /// empty. Runs in order with the queue's other work, and waits for the peer.
     ///
     /// # Errors
-    /// Of the device, of the budget, or of the connection, which is then useless.
+    /// The device or the connection has failed, or the budget is exhausted. The connection is then useless.
     pub(in crate::rpc::server) fn reduce(
         &mut self,
         link: &mut CommLink,

@@ -250,7 +250,7 @@ fn next_connection(
     }
 }
 
-/// Removes the first peer whose capabilities are complete, or who is late, lost or no server of collectives. Returns its address
+/// Removes the first peer whose capabilities are complete, or that is late, lost or no server of collectives. Returns its address
 /// with the peer, or with the reason for which it is to be closed.
 fn take_decided(candidates: &mut Vec<Candidate>) -> Option<(PeerAddr, Result<Candidate, ExchangeError>)> {
     let mut polled = candidates.iter_mut().map(Candidate::poll_caps).enumerate();

@@ -103,7 +103,7 @@ impl PendingCompletion {
 pub(super) struct Download {
     /// Reads of the spans, in order.
     pub(super) reads: Vec<PendingRead>,
-    /// Point of the queue behind the reads.
+    /// Point of the queue after the reads.
     pub(super) end: TimelinePoint,
     /// Share of the host memory that is available for the session's replies.
     pub(super) _permit: BytePermit,
@@ -137,7 +137,7 @@ struct PendingList {
     /// Whether the notifier has the queue: it is on the list of ready queues, a callback will put it there, or the thread sends
     /// its completions. A queue that was put on the list twice would get two callbacks.
     with_notifier: bool,
-    /// Since when the first completion waits for its point.
+    /// The time since which the first completion waits for its point.
     first_since: Option<Instant>,
 }
 

@@ -53,23 +53,23 @@ fn tenant_records(server: &ServerContext, peer: PeerAddr) -> Vec<TenantRecord> {
     tenants.into_iter().map(record).collect()
 }
 
-/// The limits that clients share, those of the client's address included, each with its option.
+/// The limits that clients share, and the limits of the client's address, each with its name in `--limits`, or its option.
 fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)> {
     let (config, host_memory) = (&server.config, server.host_memory.status());
     let mut limits = server.tenants.describe(peer);
     let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-    limits.push(("device memory of a client (--max-memory)".to_owned(), memory));
+    limits.push(("device memory of a client (max-memory)".to_owned(), memory));
     let value =
         format!("{} of {} MiB, at most {}", host_memory.used >> 20, host_memory.limit >> 20, host_memory.peak >> 20);
-    limits.push(("host memory of clients (--max-host-memory)".to_owned(), value));
+    limits.push(("host memory of clients (max-host-memory)".to_owned(), value));
     let idle = config.idle_timeout.map_or("none".to_owned(), |time| format!("{time:?}"));
     if let Some(index) = &server.gguf_index {
         let (hashed, tensors) = index.progress();
         limits.push(("tensors of models that are indexed (--models)".to_owned(), format!("{hashed} of {tensors}")));
     }
-    limits.push(("pause before a request (--idle-timeout)".to_owned(), idle));
+    limits.push(("pause before a request (idle-timeout)".to_owned(), idle));
     let max_run = config.max_run.map_or("none".to_owned(), |time| format!("{time:?}"));
-    limits.push(("time of one graph on a CPU device (--max-run)".to_owned(), max_run));
+    limits.push(("time of one graph on a CPU device (max-run)".to_owned(), max_run));
     limits
 }
 

@@ -114,7 +114,7 @@ impl OpenQueue {
         Ok(())
     }
 
-    /// Places mark `number` behind all work submitted so far.
+    /// Places mark `number` after all work submitted so far.
     fn mark(&mut self, number: u64) -> Result<(), SessionError> {
         if let Some(last) = self.last_mark.filter(|&last| number <= last) {
             return Err(ExtendedError::MarkOrder { number, last }.into());
@@ -207,7 +207,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Places mark `number` behind all work that was submitted to a queue so far. Prunes reached marks if there are many.
+    /// Places mark `number` after all work that was submitted to a queue so far. Prunes reached marks if there are many.
     pub(super) fn mark(&mut self, queue: u32, number: u64) -> Result<(), SessionError> {
         if self.get(queue)?.marks.len() >= PRUNE_THRESHOLD {
             self.get(queue)?.prune_marks()?;

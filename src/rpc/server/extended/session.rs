@@ -159,7 +159,7 @@ impl ExtendedSession<'_> {
         }
     }
 
-    /// Serves a command of ggml's protocol, of which only the resource requests remain valid after HELLO_EXT.
+    /// Serves a command of ggml's protocol. After HELLO_EXT, only its resource requests are valid.
     fn serve_ggml_request(&mut self, header: RequestHeader, body: &mut BodyBuffer) -> Result<(), SessionError> {
         if !resource_requests::is_resource_request(header.command) {
             return Err(ExtendedError::Superseded.into());

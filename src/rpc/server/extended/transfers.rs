@@ -26,7 +26,7 @@ const READ_OVERHEAD_BYTES: u64 = 4 << 10;
 const SPAN_OVERHEAD_BYTES: u64 = 512;
 
 impl ExtendedSession<'_> {
-    /// Serves a WRITE: streams the data behind its head to the device.
+    /// Serves a WRITE: streams the data after its head to the device.
     pub(super) fn write(&mut self, len: usize) -> Result<(), SessionError> {
         let head = self.connection.read_array::<WRITE_HEAD>()?;
         let limits = &self.resources.server.config.limits;

@@ -50,7 +50,7 @@ impl Folder {
     /// from removing entries only.
     ///
     /// # Errors
-    /// Of the system.
+    /// The system's error.
     pub(in crate::rpc::server) fn is_writable_by_others(&self) -> io::Result<bool> {
         Ok(self.handle.metadata()?.mode() & WRITABLE_BY_OTHERS != 0)
     }
@@ -114,7 +114,7 @@ impl Folder {
     /// The folder's identity, by whatever path it was opened.
     ///
     /// # Errors
-    /// Of the system.
+    /// The system's error.
     pub(in crate::rpc::server) fn identity(&self) -> io::Result<FolderId> {
         let meta = self.handle.metadata()?;
         Ok((meta.dev(), meta.ino()))

@@ -9,7 +9,7 @@ use crate::device::{DeviceError, Queue, Region};
 /// Minimum size of an upload that counts as a weight, in bytes. Another weight is likely to follow.
 pub(super) const MIN_UPLOAD_BYTES: u64 = 1 << 20;
 
-/// Bytes that are prefaulted behind a large upload.
+/// Bytes that are prefaulted after a large upload.
 const PREFAULT_AHEAD_BYTES: u64 = 64 << 20;
 
 /// Bytes of one step, after which the session checks for a request: a request may wait for one step.
@@ -18,14 +18,14 @@ const PREFAULT_STEP_BYTES: u64 = 1 << 20;
 /// Predicts the next upload, and prefaults its region.
 #[derive(Default)]
 pub(super) struct Prefault {
-    /// Device, and the region behind the last large upload, until the session prefaults it.
+    /// Device, and the region after the last large upload, until the session prefaults it.
     pub(super) pending: Option<(u32, Region)>,
     /// Id of the buffer that was prefaulted last, and the offset up to which it is prefaulted.
     prefaulted: Option<(u64, u64)>,
 }
 
 impl Prefault {
-    /// Records an upload of a weight to `region` of a device: the bytes behind it become the pending region.
+    /// Records an upload of a weight to `region` of a device: the bytes after it become the pending region.
     pub(super) fn record_upload(&mut self, device: u32, region: &Region) -> Result<(), DeviceError> {
         let (buffer, end) = (region.buffer(), region.offset() + region.bytes());
         self.pending = Some((device, buffer.region(end, PREFAULT_AHEAD_BYTES.min(buffer.bytes() - end))?));

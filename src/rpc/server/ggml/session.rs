@@ -26,7 +26,7 @@ pub(super) struct GgmlSession<'a> {
     pub(super) resources: SessionResources<'a, GraphKey>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
-    /// Whose entries of the tensor cache the client finds.
+    /// The tenant whose entries of the tensor cache the client finds.
     pub(super) cache_owner: CacheOwner,
     /// `None` once the client is known to have the newest version.
     adapter: Option<VersionAdapter<'a>>,

@@ -35,7 +35,7 @@ impl GgmlSession<'_> {
         self.fill(device, region, request.value)
     }
 
-    /// INIT_TENSOR: clears the padding that the device needs behind a tensor, as far as it lies in the buffer.
+    /// INIT_TENSOR: clears the padding that the device needs after a tensor, as far as it lies in the buffer.
     pub(super) fn init_tensor(&mut self, request: &InitTensor) -> Result<(), SessionError> {
         let tensor = self.resources.handles.locate(&request.tensor)?;
         let device = tensor.entry.device;
@@ -81,7 +81,7 @@ impl GgmlSession<'_> {
     pub(super) fn set_tensor_hash(&mut self, request: &SetTensorHash) -> Result<(), SessionError> {
         let tensor = self.resources.handles.locate(&request.tensor)?;
         let extent = tensor.desc.extent() as u64;
-        // The message has no length: the data is the rest of the tensor behind `offset`.
+        // The message has no length: the data is the rest of the tensor after `offset`.
         let len = extent.saturating_sub(request.offset);
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, len)?);
         let whole = (request.offset == 0).then_some(tensor.desc);

@@ -61,7 +61,7 @@ impl<'a> Rows<'a> {
         Ok(self.tensor.region(self.offset + index * self.stride, self.size)?)
     }
 
-    /// The bytes of all rows, if they lie one behind the other in the tensor too.
+    /// The bytes of all rows, if they lie one after the other in the tensor too.
     fn contiguous(&self) -> Result<Option<Region>, SessionError> {
         let packed = self.count == 1 || self.stride == self.size;
         Ok(if packed { Some(self.tensor.region(self.offset, self.total())?) } else { None })

@@ -141,7 +141,7 @@ impl Drop for GgufIndex {
     }
 }
 
-/// Loads the slice of one candidate into `target`, and compares the digest of the bytes that were read, which are those of the
+/// Loads the slice of one candidate into `target`, and compares the digest of the bytes that were read, which are the bytes of the
 /// whole tensor. If other work can read the region, the candidate is hashed before the slice is written.
 fn try_load(
     candidate: &IndexedTensor,
@@ -167,7 +167,7 @@ fn try_load(
         Err(UploadError::Source(e)) => return Ok(abandon_attempt(candidate, &e)),
         Err(UploadError::Device(e)) => return Err(e),
     }
-    // What lies behind the slice.
+    // What lies after the slice.
     match reader.hash_rest() {
         Ok(digest) if digest == wanted.digest => Ok(AttemptResult::Match),
         Ok(_) => Ok(AttemptResult::Mismatch),

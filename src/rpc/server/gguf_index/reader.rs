@@ -145,7 +145,7 @@ impl<'a> SliceReader<'a> {
         Ok(())
     }
 
-    /// Reads the rest of the tensor behind the slice, and returns the digest of all of the tensor.
+    /// Reads the rest of the tensor after the slice, and returns the digest of all of the tensor.
     pub(super) fn hash_rest(mut self) -> Result<[u8; 32], TensorReadError> {
         self.tensor.hash_rest(std::mem::take(&mut self.chunk))
     }

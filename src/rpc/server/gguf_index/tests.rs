@@ -76,8 +76,8 @@ fn one_load_opens_at_most_eight_files() {
     }
 }
 
-/// Runs that end within a chunk, at its end and behind it, read in pieces of any length: each has the bytes of the slice, and the
-/// digest is that of the whole tensor.
+/// Runs that end within a chunk, at its end and after it, read in pieces of any length: each has the bytes of the slice, and the
+/// digest is the whole tensor's.
 #[test]
 fn slices_are_read_while_the_whole_tensor_is_hashed() {
     let (dir, n) = (tempfile::tempdir().expect("a folder"), 3 * READ_CHUNK_BYTES + 1000);

@@ -17,7 +17,7 @@ pub(in crate::rpc::server) struct IncomingLink {
     ranks: usize,
     /// From the first rank of this session to the last one.
     own: RangeInclusive<usize>,
-    /// Of the other server, as the client of this one named it.
+    /// The other server's address, as this server's client named it.
     address: String,
     /// The ranks of the other server.
     members: Vec<GroupMember>,

@@ -148,7 +148,7 @@ impl GroupLink {
         Ok(())
     }
 
-    /// What is left of a message behind its first `sent` bytes.
+    /// What is left of a message after its first `sent` bytes.
     fn rest_of(&self, head: &[u8], data: &[u8], sent: usize) -> Result<QueuedMessage, SendError> {
         let parts = [head.get(sent..), data.get(sent.saturating_sub(head.len())..)].map(Option::unwrap_or_default);
         let len = parts.iter().map(|part| part.len()).sum();
@@ -160,7 +160,7 @@ impl GroupLink {
         Ok(QueuedMessage { bytes, is_begun: sent > 0, is_ping: false, _reservation: Some(reservation) })
     }
 
-    /// Ends the connection behind a last message, or at once if it is not attached. Later calls have no effect. Returns whether
+    /// Ends the connection after a last message, or at once if it is not attached. Later calls have no effect. Returns whether
     /// it was attached.
     pub(super) fn close(&self, last: Vec<u8>) -> bool {
         let mut state = lock(&self.state);

@@ -125,7 +125,7 @@ impl GroupLinks {
         lock(&self.incoming).retain(|(_, other)| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(session)));
     }
 
-    /// Ends the connections of other servers to this one: those of the server at `address`, or all.
+    /// Ends the connections of other servers to this one: of the server at `address`, or all.
     pub(super) fn end_incoming(&self, address: Option<&str>) {
         for (at, session) in &*lock(&self.incoming) {
             if address.is_none_or(|address| address == at)

@@ -8,10 +8,10 @@
 //! device's thread: GroupMember::publish → GroupLinks::send → PUBLISH_PART on each link
 //! PUBLISH_PART → IncomingLink          publishes the part on behalf of the sender's rank
 //! FAIL_GROUP   → IncomingLink          fails the group because of a rank
-//! notifier:    SessionGroups::check    fails groups of which a JOIN_GROUP or a part is late; closes the connections of failed groups
+//! notifier:    SessionGroups::check    fails groups with a late JOIN_GROUP or part; closes the connections of failed groups
 //! ```
 //!
-//! - Each server has an instance of the group with all ranks. The parts of its own ranks go to every other server; those of the
+//! - Each server has an instance of the group with all ranks. The parts of its own ranks go to every other server; the parts of the
 //!   others arrive on connections that the other servers have dialled.
 //! - A connection belongs to one group and one direction. So no copy holds up a part, the end of the connection is the end of
 //!   the group, and a PUBLISH_PART needs no secret.

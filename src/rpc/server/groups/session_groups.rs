@@ -37,7 +37,7 @@ struct GroupsState {
 pub(in crate::rpc::server) struct GroupTimeouts {
     /// From the first JOIN_GROUP of this server to the last one.
     pub(in crate::rpc::server) join: Duration,
-    /// Of a part while another rank waits for it.
+    /// Longest wait of another rank for a part.
     pub(in crate::rpc::server) part: Duration,
 }
 
@@ -51,7 +51,7 @@ pub(in crate::rpc::server) struct JoinRequest<'a> {
     pub(in crate::rpc::server) addresses: Vec<&'a str>,
 }
 
-/// What a queue gets that becomes a rank.
+/// The membership of a queue that becomes a rank.
 pub(in crate::rpc::server) struct Joined {
     pub(in crate::rpc::server) member: GroupMember,
     /// The point at which all servers of the group are connected.
@@ -152,7 +152,7 @@ impl SessionGroups {
         Ok(group)
     }
 
-    /// Fails the groups of which a JOIN_GROUP or a part is late, and ends those that failed more than [`CLOSE_TIMEOUT`] ago. The
+    /// Fails the groups with a late JOIN_GROUP or part, and ends the groups that failed more than [`CLOSE_TIMEOUT`] ago. The
     /// notifier calls it once a second. Returns whether a group failed.
     pub(in crate::rpc::server) fn check(&self) -> bool {
         let (groups, mut has_failed) = (lock(&self.state).groups.clone(), false);

@@ -57,7 +57,7 @@ impl GroupInstance {
 }
 
 impl GroupTable {
-    /// Number of groups of which this server has ranks.
+    /// Number of groups with ranks on this server.
     pub(in crate::rpc::server) fn len(&self) -> usize {
         self.lock().len()
     }

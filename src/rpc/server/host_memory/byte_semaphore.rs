@@ -119,7 +119,7 @@ mod tests {
         let second = semaphore.acquire(100, until).unwrap();
         assert_eq!(memory.held(), 100);
         let refused = semaphore.acquire(1 << 20, until).err().unwrap().to_string();
-        assert!(refused.contains("--max-host-memory"), "{refused}");
+        assert!(refused.contains("max-host-memory"), "{refused}");
         drop((prepaid, second));
         assert_eq!((memory.held(), semaphore.budget.used()), (0, 0));
         drop((memory, semaphore));

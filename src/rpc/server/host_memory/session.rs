@@ -12,7 +12,7 @@ use crate::device::{Budget, Reservation};
 /// Shortest time between two evictions of one thread: the sessions need a moment to end.
 const MIN_EVICT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a connection holds, for its own threads and for those that need memory of the largest holders.
+/// The host memory that a connection holds, read by its own threads and by threads that need memory of the largest holders.
 pub(super) struct Account {
     /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`](super::PREPAID_BYTES) of them.
     held: u64,

@@ -24,7 +24,7 @@ fn sessions_share_what_their_bases_leave() {
             assert!(own.abs_diff(share) <= 2 << 10, "{own} of {share} with {sessions} sessions");
         }
         let refused = charges[0].grow(u64::MAX).unwrap_err().to_string();
-        assert!(refused.contains("--max-host-memory"), "{refused}");
+        assert!(refused.contains("max-host-memory"), "{refused}");
         assert!(server.admit().is_ok() || SHARED / (sessions + 1) < BASE_BYTES, "a newcomer finds room");
         charges[0].shrink_to(1);
         let first = charges.remove(0);

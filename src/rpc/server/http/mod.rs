@@ -119,7 +119,7 @@ fn serve_requests(
             Ok(request) => (respond(server, &request, peer), request.keep_alive, request.head_only),
             Err(bad) => (Response::of_bad_request(bad), false, false),
         };
-        // A client that does not read gives way to a new one.
+        // The connection of a client that does not read is closed for a new one.
         drop(serving);
         sender.write_by(&response.encode(keep_alive, head_only), &Deadline::after(MESSAGE_TIMEOUT))?;
         if !keep_alive || server.lifecycle.is_stopping() {

@@ -57,12 +57,12 @@ struct PoolState {
     paced_until: Option<Instant>,
 }
 
-/// A connection. It gives way to a new one if it waits for a request.
+/// A connection. It is closed for a new one if it waits for a request.
 struct HttpConnection {
     address: Option<Tenant>,
     aborter: Aborter,
     is_serving: bool,
-    /// Since the beginning, or the end of the last request.
+    /// The beginning of the connection, or the end of its last request.
     waits_since: Instant,
 }
 
@@ -87,7 +87,7 @@ impl HttpPool {
     }
 
     /// A place for the client at `peer`. If all are taken, the connection that has waited longest for a request is closed; `None`: all
-    /// serve one. A second client of the same address gives way to no other address.
+    /// serve one. A second client of the same address closes no connection of another address.
     pub(super) fn admit(&self, peer: PeerAddr, aborter: Aborter) -> Option<HttpPermit> {
         // Loopback has no limit of its own.
         let address = Tenant::of(peer, false);

@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(parse(pipelined.as_bytes(), &names()).unwrap().unwrap().1, pipelined.len() - 3);
     }
 
-    /// A head of exactly the limit is served, and no longer one, whether it arrives at once or with a request behind it.
+    /// A head of exactly the limit is served, and no longer one, whether it arrives at once or with a request after it.
     #[test]
     fn a_head_that_is_too_large_is_refused() {
         let head_of = |len: usize| {

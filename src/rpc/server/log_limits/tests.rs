@@ -128,7 +128,7 @@ fn addresses_share_the_buckets_of_the_process() {
     }
     assert_eq!(flood.shown, 20);
     assert!(lock(&limits.state).by_source.len() <= MAX_BUCKETS);
-    // An address that was not seen before, behind the bound.
+    // An address that was not seen before, after the bound.
     let left_out = limits.admit(peer("10.9.9.9"), kind, 3 * SECOND).unwrap();
     assert_eq!(left_out.of_source.1, 0);
     flood.shown += 1;

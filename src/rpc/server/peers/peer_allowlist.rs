@@ -26,7 +26,7 @@ pub(in crate::rpc::server) const MAX_ADDRESS_BYTES: usize = 253 + 6;
 pub(in crate::rpc::server) const COMM_PORT_OFFSET: u16 = 1000;
 
 /// An entry of the allow-list as configured: a host or a network such as `10.0.0.0/24`, and `:PORT`, or `:*` for any port. A
-/// host is an IP address or a name. Without a port, it is 50052. Behind `=`: the key that the server must prove, `cert` for a
+/// host is an IP address or a name. Without a port, it is 50052. After `=`: the key that the server must prove, `cert` for a
 /// certificate of this server's CA, or `plain-collectives` if only collectives are permitted, which are not encrypted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {

@@ -1,6 +1,6 @@
 //! Connection to another server, on which this server is a client that sends PEER_WRITEs.
 //!
-//! The connection's own thread dials, and then reads replies and notifications. Acknowledgement: a PING is sent behind the last
+//! The connection's own thread dials, and then reads replies and notifications. Acknowledgement: a PING is sent after the last
 //! PEER_WRITE of each SEND_TO_PEER. Its reply proves that the remote server has received all bytes before it. If the connection
 //! ends before that reply, the queue of the SEND_TO_PEER fails.
 
@@ -87,7 +87,7 @@ impl PeerConnection {
         }
     }
 
-    /// Sends a piece of a transfer. For the last piece of a SEND_TO_PEER, `last` is the callback that fails its queue; a PING is sent behind the piece, and `last` is called if no reply arrives.
+    /// Sends a piece of a transfer. For the last piece of a SEND_TO_PEER, `last` is the callback that fails its queue; a PING is sent after the piece, and `last` is called if no reply arrives.
     ///
     /// # Errors
     /// Why the connection ended.

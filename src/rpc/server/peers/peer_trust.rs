@@ -1,4 +1,4 @@
-//! How another server is trusted: the part of `--peer` behind `=`.
+//! How another server is trusted: the part of `--peer` after `=`.
 
 use std::fmt;
 

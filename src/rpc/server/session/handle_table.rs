@@ -15,7 +15,7 @@ const FIRST_BASE: u64 = 1 << 44;
 /// Virtual addresses of buffers are multiples of this, or of their device's alignment if that is larger. Bytes.
 const BASE_ALIGNMENT: u64 = 4096;
 
-/// Guard gap of unused addresses behind each buffer, in bytes: an address past the end belongs to no buffer.
+/// Guard gap of unused addresses after each buffer, in bytes: an address past the end belongs to no buffer.
 const GUARD_BYTES: u64 = 1 << 16;
 
 /// A buffer of a session.

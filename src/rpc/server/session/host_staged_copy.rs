@@ -13,7 +13,7 @@ const MAX_IN_FLIGHT: usize = 8;
 
 /// Copies `src` on the device of queue `from` to `dst` on the device of queue `to`. The regions have the same size. The copy
 /// runs after the earlier work of `from` and before the later work of `to`. Returns when all bytes have been read from the
-/// source. The chunks are charged to `memory`, of which as many are in flight as it has room for.
+/// source. The chunks are charged to `memory`; as many are in flight as it has room for.
 ///
 /// # Errors
 /// Errors of the queues; no host memory for one chunk; a chunk that is not downloaded within `timeout`.

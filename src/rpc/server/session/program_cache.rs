@@ -117,7 +117,7 @@ pub(in crate::rpc::server) struct ProgramCache<K> {
     clock: u64,
     /// Bytes of evicted programs that queues may still hold.
     evicted_bytes: u64,
-    /// What their programs are charged.
+    /// The bytes that are charged for their programs.
     evicted_charge: HostCharge,
 }
 

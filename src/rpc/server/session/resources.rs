@@ -105,7 +105,7 @@ impl<'a, K> SessionResources<'a, K> {
             &DeviceError::OutOfMemory { requested, .. }
                 if self.budget.limit().saturating_sub(self.budget.used()) < requested =>
             {
-                "; that is the limit of one client (--max-memory)"
+                "; that is the limit of one client (max-memory in --limits)"
             }
             &DeviceError::OutOfMemory { requested, .. } if self.budget.available() < requested => {
                 return format!("{error}; that is {}", self.server.tenants.name_of_memory_limit(self.peer));

@@ -53,10 +53,16 @@ fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
         .with_max_queues(8)
         .with_max_transfer_threads(8);
     for (resource, process, tenant, process_flag, tenant_flag) in [
-        (Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
-        (Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
-        (Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
-        (TransferThreads, 8, 2, "(--max-transfer-threads)", "a quarter of the limit (--max-transfer-threads)"),
+        (Connections, 8, 3, "(max-connections in --limits)", "(max-connections-per-address in --limits)"),
+        (Handshakes, 8, 2, "(max-handshakes in --limits)", "a quarter of the limit (max-handshakes in --limits)"),
+        (Queues, 8, 2, "(max-queues in --limits)", "a quarter of the limit (max-queues in --limits)"),
+        (
+            TransferThreads,
+            8,
+            2,
+            "(max-transfer-threads in --limits)",
+            "a quarter of the limit (max-transfer-threads in --limits)",
+        ),
     ] {
         let tenants = Tenants::new(&config);
         let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());
@@ -187,7 +193,10 @@ fn keys_have_connections_beside_those_of_their_address() {
     let [alice, bob] = ["a", "b"].map(|name| key_peer("10.0.0.5", name));
     let _held = [peer("10.0.0.5"), alice, key_peer("10.0.0.9", "a"), bob].map(|peer| connect(peer).unwrap());
     let refusal = connect(alice).err().unwrap().to_string();
-    assert_eq!(refusal, "its key has already 2 connections, the limit per key (--max-connections-per-address)");
+    assert_eq!(
+        refusal,
+        "its key has already 2 connections, the limit per key (max-connections-per-address in --limits)"
+    );
     let by_tenant = lock(&tenants.by_tenant);
     let of = |peer| by_tenant[&Tenant::of(peer, false).unwrap()].counts[0].used();
     assert_eq!((tenants.used(Connections), of(peer("10.0.0.5")), of(alice), of(bob)), (4, 1, 2, 1));
@@ -227,6 +236,6 @@ fn the_list_of_keys_limits_tenants_also_after_it_was_read_again() {
     std::fs::write(&list, "").unwrap();
     keys.reread(2).unwrap();
     assert_eq!(tenants.devices(at("a")), Some(Vec::new()), "a key that is not on the list");
-    // Other clients are those of their addresses.
+    // Other clients belong to their addresses.
     assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().limit(), 50);
 }

@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::device::{DeviceError, SourceError};
 use crate::rpc::server::host_memory::HostMemoryError;
 
-/// Limit of the tokens of a session that no RECEIVE_FROM_PEER has named, and of those of ended queues that it remembers.
+/// Limit of the tokens of a session that no RECEIVE_FROM_PEER has named, and of the tokens of ended queues that it remembers.
 pub(super) const MAX_UNUSED_TOKENS: usize = 1024;
 
 /// Limit of the tokens that one ISSUE_TOKENS may request.

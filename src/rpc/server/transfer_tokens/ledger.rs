@@ -19,7 +19,7 @@ const TOKEN_BYTES: u64 = 512;
 /// The transfer tokens of one session. Dropping the ledger revokes all of them.
 pub(in crate::rpc::server) struct TokenLedger(Arc<SessionTransfers>);
 
-/// What a session's transfers share: its tokens, its receivers, and what pays for both.
+/// The state that a session's transfers share: its tokens, its receivers, and the budgets that pay for both.
 pub(in crate::rpc::server) struct SessionTransfers {
     pub(super) table: Arc<TokenTable>,
     pub(super) budget: Arc<MemoryBudget>,
@@ -159,7 +159,7 @@ impl TokenLedger {
         let bound = progress.bind(region.bytes(), Destination::Bound(Arc::clone(&receiver.0)));
         let (early, failure) = bound.map_or_else(|e| (Vec::new(), Some(e)), |early| (early, None));
         let is_complete = progress.is_complete();
-        // With the lock of the transfer: the next piece must come behind the early ones.
+        // With the lock of the transfer: the next piece must come after the early ones.
         receiver.0.enqueue_receive(ready, Arc::clone(&completed), region, token, early)?;
         drop(progress);
         lock(&self.0.state).unused.remove(&token);
@@ -178,7 +178,7 @@ impl TokenLedger {
     pub(in crate::rpc::server) fn discard(&self, token: TransferToken, len: u64) {
         let was_unused = lock(&self.0.state).unused.remove(&token);
         let Some(transfer) = self.0.table.get(&token).filter(|_| was_unused) else { return };
-        // What has arrived is dropped.
+        // The bytes that have arrived are dropped.
         let _ = transfer.lock().bind(len, Destination::Early(Err(DeviceError::Ended)));
         self.0.abandon(token);
     }

@@ -70,7 +70,7 @@ pub(super) struct ReceiverShared {
     changed: Condvar,
 }
 
-/// What other threads signal to the receiver's thread, and to the one that writes bytes.
+/// Signals of other threads to the receiver's thread, and to the thread that writes bytes.
 #[derive(Default)]
 struct ReceiverSignal {
     /// Set when the receiver was closed or has failed, with the reason. Bytes are dropped from then on.
@@ -103,7 +103,7 @@ struct QueuedReceive {
     buffered: Vec<BufferedBytes>,
     /// Bytes that were submitted to the device queue.
     submitted: u64,
-    /// The point of the device queue behind the last piece; set when all pieces are submitted.
+    /// The point of the device queue after the last piece; set when all pieces are submitted.
     written: Option<TimelinePoint>,
     /// Latest arrival of the last byte.
     deadline: Instant,
@@ -122,7 +122,7 @@ impl QueuedReceive {
     }
 }
 
-/// What the receiver's thread has to wait for next.
+/// The next event for which the receiver's thread has to wait.
 enum NextWait {
     /// A point of a device.
     Device(TimelinePoint),
@@ -210,7 +210,7 @@ impl ReceiverShared {
         self.state.lock().unpoisoned()
     }
 
-    /// Appends a RECEIVE_FROM_PEER, of which `buffered` has arrived. `completed` is advanced to 1 when all bytes are written.
+    /// Appends a RECEIVE_FROM_PEER whose bytes in `buffered` have arrived. `completed` is advanced to 1 when all bytes are written.
     /// Starts the receiver's thread if necessary.
     ///
     /// # Errors
@@ -374,7 +374,7 @@ impl ReceiverShared {
             aborter.abort();
         }
         self.end_if_closed();
-        // The queue that waits for the bytes would report its failure only with a completion, of which none may be pending.
+        // The queue that waits for the bytes would report its failure only with a completion, and none may be pending.
         if failure != DeviceError::Ended {
             (self.on_failure)(&failure);
         }

@@ -24,7 +24,7 @@ impl BufferedBytes {
     /// Copies `bytes` to host memory that is charged to `budget` and `memory`.
     ///
     /// # Errors
-    /// One of them is exhausted.
+    /// `budget` or `memory` is exhausted.
     pub(super) fn copy_from(
         bytes: &[u8],
         budget: &Arc<MemoryBudget>,
@@ -44,7 +44,7 @@ pub(super) enum Destination {
     Bound(Arc<ReceiverShared>),
 }
 
-/// What has arrived for a token.
+/// The bytes that have arrived for a token.
 pub(super) struct Progress {
     /// Bytes that have arrived.
     received: u64,
@@ -55,7 +55,7 @@ pub(super) struct Progress {
 
 /// The transfer of a live token.
 pub(super) struct Transfer {
-    /// Of the session that issued the token.
+    /// The budget of the session that issued the token.
     budget: Arc<MemoryBudget>,
     /// Pays for the token.
     charge: HostCharge,

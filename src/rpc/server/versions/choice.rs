@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// What the log says while clients of another version start at an address.
+    /// The line of the log while clients of another version start at an address.
     #[test]
     fn texts_about_failed_starts() {
         let (policy, probe) = (VersionPolicy::new(None, SERVED).unwrap(), VersionProbe::of_order(SERVED));

@@ -49,7 +49,7 @@ pub(super) const IDLE_GAP: Duration = Duration::from_secs(3);
 /// after a session must not count as idle for ever.
 pub(super) const MAX_IDLE: u32 = 64;
 
-/// What is known about the version of the clients at an address.
+/// The evidence of the version of the clients at an address.
 #[derive(Clone, Debug)]
 pub(super) struct Evidence {
     /// The version that the next HELLO is answered with.
@@ -86,7 +86,7 @@ pub(super) enum Consequence {
 }
 
 impl Evidence {
-    /// An address of which nothing is known.
+    /// An address about which nothing is known.
     pub(super) const fn new(answer: ServedVersion) -> Evidence {
         Evidence {
             answer,

@@ -98,7 +98,7 @@ impl ListenAddress {
         ListenAddress { allowed, ..self }
     }
 
-    /// The networks whose clients may connect. If there are none, those of [`Config::allow`](super::super::Config::allow).
+    /// The networks whose clients may connect. If there are none, the networks of [`Config::allow`](super::super::Config::allow).
     pub fn allowed(&self) -> &[IpNetwork] {
         &self.allowed
     }
@@ -113,7 +113,7 @@ impl ListenAddress {
         self.port
     }
 
-    /// The only version that is answered there; `None`: those of [`Config::protocol`](super::super::Config::protocol).
+    /// The only version that is answered there; `None`: the versions of [`Config::protocol`](super::super::Config::protocol).
     pub fn version(&self) -> Option<ServedVersion> {
         self.version
     }

@@ -2,7 +2,7 @@
 //!
 //! From 4.0 on the HELLO of all versions are the same bytes, and llama.cpp's client aborts its process if the version in the
 //! reply is not its own. A server therefore serves each version on a port of its own, or finds out per client address which
-//! version works ([`VersionProbe`]). Clients of 3.x show themselves by an empty HELLO, those of 2024 (gen0) by none. Versions
+//! version works ([`VersionProbe`]). Clients of 3.x show themselves by an empty HELLO, clients of 2024 (gen0) by none. Versions
 //! that no HELLO tells apart are told apart by later requests (`rpc::wire`'s detector), so that one [`ServedVersion`] may stand
 //! for several.
 //!
@@ -228,7 +228,7 @@ pub(super) struct VersionPolicy {
 }
 
 impl VersionPolicy {
-    /// The policy of a listener for one version, or, if `only` is `None`, for those of `order`. A version that `order` repeats
+    /// The policy of a listener for one version, or, if `only` is `None`, for the versions of `order`. A version that `order` repeats
     /// counts once. `None` if there is no version.
     pub(super) fn new(only: Option<ServedVersion>, order: &[ServedVersion]) -> Option<VersionPolicy> {
         let mut versions: Vec<ServedVersion> = Vec::new();

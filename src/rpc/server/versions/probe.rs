@@ -17,7 +17,7 @@ const MAX_CLIENTS: usize = 4096;
 /// How long a client is remembered after the last event that set or confirmed its version.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// Whose clients have one version: those of a key, or else of an address.
+/// A group of clients that have one version: the clients of a key, or else of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ProbedClient {
     Address(IpAddr),
@@ -86,7 +86,7 @@ pub(super) struct HangUpReport {
 #[derive(Debug)]
 pub(super) struct ProvenSession {
     client: ProbedClient,
-    /// That of the entry that counts it.
+    /// The generation of the entry that counts the session.
     generation: u64,
 }
 

@@ -1,11 +1,11 @@
-//! Seeded simulation of one address. Clients of llama.cpp 7.0 and 8.0.1, with one to 16 devices, start, abort, are killed and
-//! start again, one after the other or together. Health checks run in between. Port scanners send no HELLO and never reach the
-//! probe; `tests/rpc` has them.
+//! Seeded simulation of the clients of one address. Clients of llama.cpp 7.0 and 8.0.1, with one to 16 devices, start, abort, are
+//! killed and start again, one after the other or together. Health checks run in between. Port scanners are not simulated: they
+//! send no HELLO and never reach the probe (`tests/rpc` has them).
 //!
 //! A client opens the connections that llama.cpp opens, one after the other:
-//! - short ones for its queries, with a command each;
-//! - with `-fit` (on by default) contexts that only measure memory, after which four connections per device hang up;
-//! - the long one.
+//! - short connections for its queries, with a command each;
+//! - with `-fit` (on by default) connections of contexts that only measure memory, after which four per device hang up;
+//! - the connection of the run, which stays open.
 //!
 //! If HELLO is answered with another version, the client aborts; the server sees that as a hang-up too.
 
@@ -74,7 +74,7 @@ fn start_with_devices(rng: &mut Rng, devices: usize) -> Vec<ClientStep> {
 
 /// One process, or a health check.
 struct Process {
-    /// Its only version; `None`: a health check, which accepts each.
+    /// The only version that the client accepts; `None`: a health check, which accepts each version.
     version: Option<ServedVersion>,
     steps: std::vec::IntoIter<ClientStep>,
     session: Option<ProvenSession>,
@@ -84,7 +84,7 @@ struct World<'a> {
     probe: &'a VersionProbe,
     client: ProbedClient,
     processes: Vec<Process>,
-    /// Time of the next step of each process, and its number.
+    /// The time of the next step of each process, with the number of the process.
     due: BinaryHeap<Reverse<(Instant, usize)>>,
     /// The version of the last command, until another one is answered.
     proven: Option<ServedVersion>,
@@ -94,7 +94,7 @@ struct World<'a> {
     aborts: Vec<usize>,
     /// Reports that two versions share the address.
     two_versions: usize,
-    /// News since a command proved another version.
+    /// Lines of the log since a command proved another version.
     lines: usize,
 }
 
@@ -217,7 +217,7 @@ fn pause(rng: &mut Rng) -> Duration {
     IDLE_GAP + Duration::from_millis(rng.u64(0..60_000))
 }
 
-/// Clients of one version, several at a time. A client of 8.0.1 never aborts; of those of 7.0 only the two that start before the
+/// Clients of one version, several at a time. A client of 8.0.1 never aborts; of the clients of 7.0 only the two that start before the
 /// first abort may.
 #[test]
 fn clients_of_one_version() {
@@ -292,7 +292,7 @@ fn loops_of_starts() {
     });
 }
 
-/// Runs of both versions in turn, none of which is started again, as of two timers: an abort each time, and the log says once
+/// Runs of both versions in turn, none of which is started again, as by two timers: an abort each time, and the log says once
 /// that two versions share the address.
 #[test]
 fn timers_of_both_versions() {

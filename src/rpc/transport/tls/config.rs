@@ -1,4 +1,4 @@
-//! What the ends of a TLS connection prove and demand: raw public keys (RFC 7250), or certificates of a CA.
+//! The credentials that the ends of a TLS connection prove and demand: raw public keys (RFC 7250), or certificates of a CA.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ pub(crate) struct Credentials {
     public: PublicKey,
 }
 
-/// What a server proves, to its clients and to the servers that it dials.
+/// The credentials that a server proves to its clients and to the servers that it dials.
 #[derive(Clone, Debug)]
 pub(crate) enum Proof {
     Key(Credentials),
@@ -234,7 +234,7 @@ macro_rules! refuse_tls12 {
     };
 }
 
-/// The methods that both verifiers of raw keys have: signatures are those of raw keys, in TLS 1.3.
+/// The methods that both verifiers of raw keys have: signatures by raw keys, in TLS 1.3.
 macro_rules! raw_key_methods {
     () => {
         refuse_tls12!();
@@ -264,7 +264,7 @@ macro_rules! raw_key_methods {
     };
 }
 
-/// The keys of which a client demands one of its server.
+/// The keys; a client demands that its server proves one of them.
 #[derive(Debug)]
 struct ServerKeyVerifier {
     expected: Vec<PublicKey>,
@@ -324,7 +324,7 @@ struct ClientCertificateVerifier {
 }
 
 impl ClientCertVerifier for ClientCertificateVerifier {
-    /// Not the names of the CAs: a bundle of many would fill the handshake.
+    /// The names of the CAs are not sent: a bundle of many would fill the handshake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

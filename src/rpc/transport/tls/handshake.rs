@@ -27,7 +27,7 @@ pub(super) struct Handshake {
     complete: usize,
     /// Bytes received so far.
     total: usize,
-    /// Bytes to send, of which the socket has accepted `sent`.
+    /// Bytes to send; the socket has accepted `sent` of them.
     outgoing: Vec<u8>,
     sent: usize,
     /// The error that ends the handshake, once its alert is sent.
@@ -58,7 +58,7 @@ pub(super) enum Progress {
     Done,
 }
 
-/// What is left of rustls' connection: it derives the keys of key updates.
+/// The rest of rustls' connection, which derives the keys of key updates.
 pub(super) enum KeySchedule {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
@@ -89,7 +89,7 @@ pub(super) struct Finished {
     pub(super) peer: Option<CertificateDer<'static>>,
 }
 
-/// What one step has done.
+/// The result of one step.
 enum HandshakeStep {
     Advanced,
     NeedsInput,
@@ -137,7 +137,7 @@ impl Handshake {
                 Ok(HandshakeStep::Advanced) => {}
                 Ok(HandshakeStep::Done) => return Ok(Progress::Done),
                 Ok(HandshakeStep::NeedsInput) => {
-                    // Not beyond the record: another thread may wait in the socket for the bytes behind the handshake.
+                    // Reads stop at the end of the record: another thread may wait in the socket for the bytes after the handshake.
                     let (end, needed) = (self.received.len(), self.complete + self.next_record()?.unwrap_or(HEADER));
                     self.received.resize(needed, 0);
                     let read = socket.try_read(&mut self.received[end..]);
@@ -183,7 +183,7 @@ impl Handshake {
         Ok(true)
     }
 
-    /// Length of the record behind the complete ones, if its header has arrived.
+    /// Length of the record after the complete ones, if its header has arrived.
     fn next_record(&self) -> Result<Option<usize>, TlsError> {
         record_len(self.received.get(self.complete..).unwrap_or_default())
     }
@@ -217,7 +217,7 @@ impl Handshake {
         Ok(if matches!(step, HandshakeStep::NeedsInput) && discard > 0 { HandshakeStep::Advanced } else { step })
     }
 
-    /// The two directions, behind a handshake that is [`Progress::Done`].
+    /// The two directions, after a handshake that is [`Progress::Done`].
     pub(super) fn finish(self) -> Result<Finished, TlsError> {
         let first = |chain: Option<&[CertificateDer<'_>]>| {
             chain.and_then(|chain| chain.first()).map(|cert| cert.clone().into_owned())

@@ -1,7 +1,7 @@
 //! TLS 1.3 over TCP, by rustls: both ends prove a key, and everything is encrypted.
 //!
 //! - `handshake` drives rustls until both ends have proved their keys.
-//! - `records` seals and opens the records behind it. The directions share no lock, so that a thread that sends and one that
+//! - `records` seals and opens the records after it. The directions share no lock, so that a thread that sends and one that
 //!   receives do not wait for each other; rustls' own connection is one object for both, and copies received data once more.
 //! - `config` says what the ends prove and demand, and `certificate_fault` what is wrong with a certificate.
 //!
@@ -115,7 +115,7 @@ fn alert_error(alert: AlertDescription) -> TlsError {
 /// A TLS connection.
 pub(super) struct TlsTransport {
     socket: TcpTransport,
-    /// What a server demands; `None` at a client.
+    /// The clients that a server accepts; `None` at a client.
     server: Option<ServerTls>,
     /// `None`: it is complete, or has failed.
     handshake: Mutex<Option<Handshake>>,
@@ -128,7 +128,7 @@ pub(super) struct TlsTransport {
     aborted: AtomicBool,
 }
 
-/// A connection behind its handshake. A lock of `keys` is taken last.
+/// A connection after its handshake. A lock of `keys` is taken last.
 struct TlsSession {
     sealer: Mutex<Sealer>,
     opener: Mutex<Opener>,
@@ -198,7 +198,7 @@ impl TlsTransport {
             owes_update: AtomicBool::new(false),
             client,
         });
-        // Whoever removes keys from the list ends the sessions that it sees. It has seen this one with its key, or the list has
+        // The thread that removes keys from the list ends the sessions that it sees. It has seen this one with its key, or the list has
         // changed before this.
         if let (Some(tls), Some(name)) = (&self.server, client)
             && tls.name_of(name.identity()) != Some(name)

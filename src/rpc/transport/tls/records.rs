@@ -1,5 +1,5 @@
 //! TLS 1.3 records after the handshake (RFC 8446, section 5): the two directions of a connection, which two threads use without
-//! sharing a lock. The ciphers, their nonces and the padding are those of rustls; this file splits the stream into records,
+//! sharing a lock. The ciphers, their nonces and the padding are rustls'; this file splits the stream into records,
 //! counts them and follows key updates.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ const MAX_BODY: usize = MAX_PLAINTEXT + 256;
 /// Records that one write seals: enough for large messages, and a bound on what waits for the socket.
 const RECORDS_PER_WRITE: usize = 4;
 
-/// Waiting records in one gathered write: those of a write of data, a key update before them, and bytes of the handshake.
+/// Waiting records in one gathered write: the records of a write of data, a key update before them, and bytes of the handshake.
 const MAX_GATHERED: usize = RECORDS_PER_WRITE + 2;
 
 /// Parts of a message in one record.
@@ -169,7 +169,7 @@ impl Sealer {
         Ok(true)
     }
 
-    /// Drops the records of which the socket has accepted `bytes` more: an idle connection holds none.
+    /// Drops records after the socket has accepted `bytes` more of them: an idle connection holds none.
     fn advance(&mut self, bytes: usize) {
         self.sent += bytes;
         while let Some(first) = self.pending.front()
@@ -251,11 +251,11 @@ pub(super) struct Opener {
     plain: Range<usize>,
     without_data: u32,
     ended: bool,
-    /// A record could not be opened: nothing behind it is.
+    /// A record could not be opened: nothing after it is.
     failed: bool,
 }
 
-/// What a connection has for its reader.
+/// The next item that a connection has for its reader.
 pub(super) enum Received {
     /// Data, or the end of the stream.
     Ready,
@@ -340,7 +340,7 @@ impl Opener {
         }
     }
 
-    /// Receives bytes behind those that are not yet opened. `false`: none are available.
+    /// Receives bytes after those that are not yet opened. `false`: none are available.
     fn fill(&mut self, socket: &TcpTransport, wanted: usize) -> Result<bool, TransportError> {
         let needed = record_len(self.sealed_bytes())?.unwrap_or(HEADER);
         if self.sealed.start > 0 {

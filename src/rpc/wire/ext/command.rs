@@ -105,7 +105,7 @@ commands! {
     Ping = 147, "PING", 0, Fixed;
     /// Makes a queue a rank of a group for collectives.
     JoinGroup = 148, "JOIN_GROUP", 4 + 4 + GROUP_SECRET_BYTES as u64 + 4 + 8, Buffered;
-    /// Binds a connection between two servers to a group, of which the sender has ranks.
+    /// Binds a connection between two servers to a group in which the sender has ranks.
     AttachGroup = 149, "ATTACH_GROUP", GROUP_SECRET_BYTES as u64 + 4 + 4, Fixed;
     /// Publishes a part of a collective, from server to server.
     PublishPart = 150, "PUBLISH_PART", 4 + 8 + 4 + 4 + 20 + 4 + 8, Streamed;

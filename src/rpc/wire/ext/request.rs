@@ -275,7 +275,7 @@ variable! {
     }
 
     /// Makes a queue a rank of a group: programs that it runs later use the group for the collective nodes with this number.
-    /// When the queues of all ranks on this server have joined, the server connects to those of the other ranks. Later work of
+    /// When the queues of all ranks on this server have joined, the server connects to the servers of the other ranks. Later work of
     /// the queue waits until they are connected. No reply.
     JoinGroup<'a> {
         /// Queue.

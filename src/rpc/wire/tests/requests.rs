@@ -67,7 +67,7 @@ fn a_trailing_byte_is_an_error() {
         body.push(0);
         let got = Request::decode(command, &body, &LIMITS);
         match got {
-            // All bytes behind the head are data.
+            // All bytes after the head are data.
             Ok(Request::SetTensor(SetTensor { data, .. }) | Request::SetTensor2d(SetTensor2d { data, .. })) => {
                 assert_eq!(data.len(), buffers.data.len() + 1);
             }

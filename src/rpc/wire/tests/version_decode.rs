@@ -1,4 +1,4 @@
-//! Decoding of requests of older versions: what a version's encoder writes is the canonical request again, numbers are those of
+//! Decoding of requests of older versions: what a version's encoder writes is the canonical request again, numbers are the numbers of
 //! the lists, and shortened or changed bodies are errors.
 
 use super::inputs::{LIMITS, RequestBuffers, record, request};

@@ -1,4 +1,4 @@
-//! Translation of the requests of clients of all versions to those of the newest one.
+//! Translation of the requests of clients of all versions to requests of the newest one.
 //!
 //! What a version lacks gets the value by which the newest version does what the older one did: the device is 0, every listed
 //! node is computed, readers of a tensor are uncounted (which forbids fusing it away), and parameters that its servers did not
@@ -99,7 +99,7 @@ impl ClientCodec {
         self.record_len == LONG_RECORD
     }
 
-    /// Whether requests are those of the newest version, and need no translation.
+    /// Whether requests have the newest version, and need no translation.
     pub(crate) fn is_newest(self) -> bool {
         self.codec.is_newest() && self.record_len == TENSOR_RECORD
     }

@@ -1,4 +1,4 @@
-//! Detection of a client's version. Several versions share a HELLO, or have none, so the requests behind it must show which of
+//! Detection of a client's version. Several versions share a HELLO, or have none, so the requests after it must show which of
 //! them the client has: by lengths, by flags, and by op numbers.
 
 use std::collections::HashSet;
@@ -154,7 +154,7 @@ impl VersionDetector {
 
     /// Takes the first bytes of a SET_TENSOR or SET_TENSOR_2D into account: [`VersionDetector::upload_start_len`] of them, if the body
     /// is that long. `size`: length of the body. Where a version has a shorter record than another, only the offset and the length
-    /// behind the right one stay inside of the tensor.
+    /// after the right one stay inside of the tensor.
     pub(crate) fn observe_upload(&mut self, command: RpcCommand, start: &[u8], size: u64) {
         if self.is_decided() {
             return;

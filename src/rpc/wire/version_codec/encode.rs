@@ -124,7 +124,7 @@ impl VersionCodec {
     }
 }
 
-/// Writes the length of a body into the header at `start`: the bytes behind the header, and `more` bytes that the caller sends
+/// Writes the length of a body into the header at `start`: the bytes after the header, and `more` bytes that the caller sends
 /// later. Returns the length.
 fn write_body_size(out: &mut [u8], start: usize, more: u64) -> u64 {
     let size = more.saturating_add((out.len() - start - REQUEST_HEADER) as u64);

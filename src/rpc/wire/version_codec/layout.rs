@@ -22,7 +22,7 @@ pub(super) enum Field {
     Bytes(usize),
 }
 
-/// The fields of a request. Behind them are the data of an upload, and the counts, ids and records of a graph.
+/// The fields of a request. After them are the data of an upload, and the counts, ids and records of a graph.
 pub(super) const fn fields(command: RpcCommand) -> &'static [Field] {
     use Field::{Bytes, CacheFlag, Caps, Device, Record, Sources, Uid};
     const COMM_INIT_NUMBERS: usize = 3 * size_of::<u32>();

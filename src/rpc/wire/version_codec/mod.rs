@@ -9,7 +9,7 @@
 //! ```
 //!
 //! All versions have the frame and the tensor record of the newest one and, with few exceptions, its bodies. Ops and unary
-//! kinds were added between existing ones, which shifted the numbers of those behind them, but never changed the order. The
+//! kinds were added between existing ones, which shifted the numbers of those after them, but never changed the order. The
 //! number of an op in an old version is therefore its newest number minus the number of later additions before it.
 //!
 //! From 3.6.1 on the version number determines the set of ops. Before, ops were added without a new version number. 3.0.0
@@ -265,7 +265,7 @@ impl VersionCodec {
             | Command::CommFree => V8_0_0,
             _ => Gen0First,
         };
-        // Without SET_TENSOR_HASH, the commands behind it have a number less by one.
+        // Without SET_TENSOR_HASH, the commands after it have a number less by one.
         let shifted = self < V3_0 && command as u8 > Command::SetTensorHash as u8;
         (self >= since).then_some(command as u8 - u8::from(shifted))
     }

@@ -1,4 +1,4 @@
-//! The demo: runs a model on one device with all cores, on two devices with half the cores each, and on two servers, of which one is
+//! The demo: runs a model on one device with all cores, on two devices with half the cores each, and on two servers, one of which is
 //! killed on the way; compares tokens and speeds. It needs no other program and no file: its servers are processes of this program, and
 //! it makes its model itself.
 

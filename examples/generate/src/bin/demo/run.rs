@@ -25,9 +25,9 @@ pub const KILL_AFTER: usize = PREDICT / 4;
 /// How long a run may take. Without an optimised build, one takes about a minute.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What to run.
+/// A run: the devices and their threads.
 pub struct Job {
-    /// For the progress bar.
+    /// The name beside the progress bar.
     pub name: &'static str,
     pub model: PathBuf,
     pub prompt: Vec<u32>,
@@ -40,7 +40,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Runs it in a thread of its own, which is abandoned if it does not end in time.
+    /// Runs the model in a thread of its own, which is abandoned if it does not end in time.
     pub fn run(self) -> anyhow::Result<Report> {
         let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {

@@ -16,7 +16,7 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Start of the line by which a server reports its address.
 const LISTENING: &str = "listening on ";
 
-/// What a server process is started with.
+/// The command line of a server process.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Serve {
     /// Serve a device until standard input ends.

@@ -47,7 +47,7 @@ fn peer(at: SocketAddr, bytes: &[u8]) -> (Receiver, Sender) {
     (receiver, sender)
 }
 
-/// More silent peers than rank 0 keeps, and behind them the right one.
+/// More silent peers than rank 0 keeps, and after them the right one.
 #[test]
 fn silent_peers_do_not_keep_the_right_one_away() {
     for (number, silent, capabilities) in [(1, MAX_CANDIDATES - 1, LONG), (2, MAX_CANDIDATES + 3, SHORT)] {

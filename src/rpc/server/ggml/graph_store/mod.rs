@@ -50,7 +50,7 @@ pub(super) enum MissingGraph {
     /// It did not fit into the budget.
     #[error(
         "it exceeded the server's memory for stored graphs, from which superseded and long unused ones are dropped \
-         (--max-graph-memory, --max-host-memory)"
+         (max-graph-memory and max-host-memory in --limits)"
     )]
     Evicted,
 }

@@ -22,7 +22,7 @@ fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
 }
 
-/// Checks that the counted bytes are those of what is stored.
+/// Checks that the counted bytes are the stored bytes.
 #[track_caller]
 fn check_bytes(store: &GraphStore) {
     let mut bytes = 0;
