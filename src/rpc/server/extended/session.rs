@@ -129,7 +129,7 @@ impl ExtendedSession<'_> {
             return Err(HelloError::UnsupportedRevision(hello.revision).into());
         }
         let mut reply = Vec::new();
-        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, &self.resources.devices)).encode(&mut reply);
+        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, &self.resources.devices)).encode_body(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
         self.connection.audit().set_extended();
@@ -237,7 +237,7 @@ impl ExtendedSession<'_> {
     /// Sends the reply to a command of the extensions.
     pub(super) fn reply(&self, response: &ExtResponse<'_>) -> Result<(), TransportError> {
         let mut body = Vec::new();
-        response.encode(&mut body);
+        response.encode_body(&mut body);
         self.writer.send_notification(&Notification::Reply(&body))
     }
 }
