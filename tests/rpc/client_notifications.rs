@@ -120,10 +120,6 @@ fn hello_ext_reply(devices: Vec<DeviceRecord>) -> HelloExtReply {
         graph_budget: 1 << 20,
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
-        sessions: 1,
-        limits: Vec::new(),
-        listeners: Vec::new(),
-        tenants: Vec::new(),
         devices,
     }
 }

@@ -150,10 +150,6 @@ impl FakeServer {
             graph_budget: 0,
             max_graphs: 0,
             capabilities: ServerCapabilities::default(),
-            sessions: 1,
-            limits: Vec::new(),
-            listeners: Vec::new(),
-            tenants: Vec::new(),
             devices: Vec::new(),
         };
         let mut body = Vec::new();

@@ -82,24 +82,6 @@ messages! {
 messages! {
     derive(Clone, Debug, PartialEq, Eq)
 
-    /// A port on which a server listens, in the reply to HELLO_EXT.
-    ListenerRecord {
-        /// The port; 0 for a transport without ports.
-        port: u32,
-        /// Versions of ggml's protocol that the server answers there, for users: `8.0, else 7.0; 3.x; gen0`.
-        versions: String,
-    }
-
-    /// A client's key with sessions, in the reply to HELLO_EXT.
-    TenantRecord {
-        /// Name of the key on the server.
-        name: String,
-        /// Number of its open sessions.
-        sessions: u32,
-        /// Device memory of its sessions, in bytes.
-        memory: u64,
-    }
-
     /// Description of a device, in the reply to HELLO_EXT.
     DeviceRecord {
         /// Name of the device on the server, for example `CUDA0`.
@@ -118,7 +100,7 @@ messages! {
         features: Vec<(String, String)>,
     }
 
-    /// Reply to HELLO_EXT: description of the server and of its devices.
+    /// Reply to HELLO_EXT: what a client needs to use the server. STATUS has what users see.
     HelloExtReply {
         /// Program and build of the server, for example `rpc-server 0.1.0 (1a2b3c4)`.
         build: String,
@@ -130,14 +112,6 @@ messages! {
         max_graphs: u32,
         /// Optional capabilities.
         capabilities: ServerCapabilities,
-        /// Number of open sessions, this one included.
-        sessions: u32,
-        /// The ports on which it listens, and their versions of ggml's protocol.
-        listeners: Vec<ListenerRecord>,
-        /// Limits and how far they are used, as names and values, for users.
-        limits: Vec<(String, String)>,
-        /// The keys with sessions, in the order of their names, at most 256. Empty for clients that have proved no key.
-        tenants: Vec<TenantRecord>,
         /// The devices; requests name them by their index in this list.
         devices: Vec<DeviceRecord>,
     }

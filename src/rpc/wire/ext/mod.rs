@@ -16,10 +16,7 @@ mod response;
 pub use command::{ExtCommand, ExtHeader, GROUP_SECRET_BYTES, TRANSFER_TOKEN_BYTES};
 pub use fault::{DeviceFault, DeviceFaultKind};
 pub use fields::{BufferSpan, BufferSpans, GroupSecret, NO_TENSOR, RankAddresses, TensorShape, TransferToken};
-pub use hello_ext::{
-    DeviceRecord, ExtensionOffer, HelloExtReply, ListenerRecord, REVISION, ServerCapabilities, ServerState,
-    TenantRecord,
-};
+pub use hello_ext::{DeviceRecord, ExtensionOffer, HelloExtReply, REVISION, ServerCapabilities, ServerState};
 pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind};
 pub use request::{
     AttachGroup, CloseQueue, CopySpan, ExtRequest, FailGroup, Fill, HelloExt, IssueTokens, JoinGroup, Load, Mark,
