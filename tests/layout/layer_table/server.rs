@@ -176,7 +176,7 @@ pub(super) const SERVER: &[Layer] = &[
     ),
     layer(
         "rpc::server::gguf_index",
-        &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
+        &["tensor", "gguf", "device", "rpc::server::folder", "blake3", "rustix", "serde", "serde_json", "files", "io"],
         &["processes", "fastrand"],
     ),
     layer(

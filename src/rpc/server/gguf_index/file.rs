@@ -4,6 +4,8 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::rpc::server::folder::{FileError, Folder, Links};
 
 /// A regular file, as a scan has found it.
@@ -42,7 +44,7 @@ pub(super) fn follows_links(folder: &Folder) -> io::Result<bool> {
 
 /// Identity of the content of a file: a file with another one may have other bytes. Times have nanoseconds; the time of the
 /// last change of the status (ctime) cannot be set back by the owner of a file, as that of its modification can.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(super) struct FileIdentity {
     pub(super) device: u64,
     pub(super) inode: u64,
