@@ -8,7 +8,7 @@ use fanout::printable::{printable_json, printable_line};
 use fanout::registry::Bytes;
 use fanout::rpc::client::{ConnectError, Endpoint, Options, endpoint_with_port};
 use fanout::rpc::status::{DeviceMemoryStatus, DeviceStatus, ServerStatus, SessionStatus};
-use fanout::rpc::wire::ext::{HelloExtReply, REVISION};
+use fanout::rpc::wire::ext::REVISION;
 
 /// Time limit of the whole query.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ fn query_server(name: &str, options: &Options, as_json: bool) -> Result<String, 
         Some(_) => format!("{version}, extensions {REVISION}"),
         None => version.to_string(),
     };
-    Ok(describe(name, &protocol, &status, endpoint.server()))
+    Ok(describe(name, &protocol, &status, endpoint.server().is_some()))
 }
 
 /// The part of the status that every server has.
@@ -85,9 +85,9 @@ fn status_without_extensions(endpoint: &Endpoint) -> Result<ServerStatus, Connec
 }
 
 /// The state for users, a line for each part.
-fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&HelloExtReply>) -> String {
+fn describe(name: &str, protocol: &str, status: &ServerStatus, has_extensions: bool) -> String {
     let mut lines = vec![format!("{name}: {}", status.state)];
-    if server.is_some() {
+    if has_extensions {
         lines.push(format!("build: {}, up for {}", status.build, time(status.uptime)));
     }
     lines.push(format!("protocol: {protocol}"));
@@ -100,7 +100,7 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
         lines.push(format!("port {}: {what}", listener.port));
     }
     lines.extend(status.devices.iter().map(device_line));
-    if let Some(server) = server {
+    if has_extensions {
         let ServerStatus { rates, totals, links, .. } = status;
         lines.push(format!(
             "last {:.0} s: {}/s from clients, {}/s to clients, {:.1} graphs/s",
@@ -127,10 +127,13 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
             0 => {}
             more => lines.push(format!("and {more} more sessions")),
         }
-        lines.extend(server.tenants.iter().map(|tenant| {
-            format!("key {}: sessions {}, device memory {}", tenant.name, tenant.sessions, Bytes(tenant.memory))
-        }));
-        lines.extend(server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}")));
+        lines.extend(
+            status
+                .keys
+                .iter()
+                .map(|key| format!("key {}: sessions {}, device memory {}", key.name, key.sessions, Bytes(key.memory))),
+        );
+        lines.extend(status.limits.iter().map(|(name, value)| format!("limit: {name}: {value}")));
     }
     lines.iter().map(|line| format!("{}\n", printable_line(line))).collect()
 }

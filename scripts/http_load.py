@@ -32,7 +32,7 @@ def cpu_seconds(pid):
 
 
 def reader(address, path, period, offset, end, failures, done):
-    """Requests `path` every `period` seconds over one connection."""
+    """Requests `path` every `period` seconds, each time on a new connection."""
     connection = http.client.HTTPConnection(*address, timeout=10)
     due = time.monotonic() + offset
     try:

@@ -33,6 +33,10 @@ pub struct ServerStatus {
     pub sessions: Vec<SessionStatus>,
     /// Number of these sessions, listed or not.
     pub session_count: usize,
+    /// The clients' keys with sessions, by name and at most 256. Empty for clients without a key, and over HTTP.
+    pub keys: Vec<KeyStatus>,
+    /// Limits on what clients may use, and how far they are used, as names and values. Empty over HTTP.
+    pub limits: Vec<(String, String)>,
 }
 
 /// Identifies the running system that this process is part of, until it starts again: the boot id of Linux, which its containers have
@@ -135,6 +139,18 @@ pub struct Links {
     pub groups: usize,
     /// Tokens with which other servers may still send data.
     pub transfers: usize,
+}
+
+/// A client's key with sessions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeyStatus {
+    /// Name of the key on the server.
+    pub name: String,
+    /// Number of its open sessions.
+    pub sessions: u32,
+    /// Device memory that they hold.
+    pub memory: u64,
 }
 
 /// A session.

@@ -58,7 +58,7 @@ fn serve(
             match ExtRequest::decode(command, body, &limits).expect("a request") {
                 ExtRequest::HelloExt(_) => {
                     let mut reply = Vec::new();
-                    ExtResponse::HelloExt(hello_reply.clone()).encode(&mut reply);
+                    ExtResponse::HelloExt(hello_reply.clone()).encode_body(&mut reply);
                     out.extend(ResponseHeader { size: reply.len() as u64 }.encode());
                     out.extend(reply);
                 }
@@ -69,7 +69,7 @@ fn serve(
                 ExtRequest::Ping(_) if behaviour != ServerBehaviour::IgnoresPing => {
                     pings += 1;
                     let mut reply = Vec::new();
-                    ExtResponse::Ping(ServerState::Ready, 1).encode(&mut reply);
+                    ExtResponse::Ping(ServerState::Ready, 1).encode_body(&mut reply);
                     Notification::Reply(&reply).encode(&mut out);
                     if behaviour == ServerBehaviour::SlowRead && pings == 4 {
                         Notification::ReadData { id: last, bytes: &[6; 64] }.encode(&mut out);
@@ -120,10 +120,6 @@ fn hello_ext_reply(devices: Vec<DeviceRecord>) -> HelloExtReply {
         graph_budget: 1 << 20,
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
-        sessions: 1,
-        limits: Vec::new(),
-        listeners: Vec::new(),
-        tenants: Vec::new(),
         devices,
     }
 }

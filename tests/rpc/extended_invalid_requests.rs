@@ -72,10 +72,10 @@ const INVALID_REQUESTS: &[InvalidRequest] = &[
     (|c, m| c.send(&get_tensor_request(&m[0].byte_tensor(), 0, 4)), &["GET_TENSOR", "not served after HELLO_EXT"]),
     (|c, _| c.write(&[23, 0, 0, 0, 0, 0, 0, 0, 0]), &["unknown command 23"]),
     (|c, _| c.write(&[200, 0, 0, 0, 0, 0, 0, 0, 0]), &["unknown command 200"]),
-    (|c, _| header(c, ExtCommand::Mark, 11), &["MARK", "expected 12 bytes, 11 are left"]),
-    (|c, _| header(c, ExtCommand::Mark, 13), &["MARK", "13 is over the limit of 12"]),
+    (|c, _| header(c, ExtCommand::Mark, 11), &["MARK", "expected a body of 12 bytes, the header says 11 bytes"]),
+    (|c, _| header(c, ExtCommand::Mark, 13), &["MARK", "expected a body of 12 bytes, the header says 13 bytes"]),
     (|c, _| header(c, ExtCommand::PrepareGraph, 1 << 40), &["PREPARE_GRAPH", "over the limit of 16777216"]),
-    (|c, _| header(c, ExtCommand::Write, 47), &["WRITE", "expected 48 bytes"]),
+    (|c, _| header(c, ExtCommand::Write, 47), &["WRITE", "expected a body of at least 48 bytes"]),
 ];
 
 fn shape(dtype: DType, ne: [u32; 4]) -> Option<TensorShape> {

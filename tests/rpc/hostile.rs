@@ -158,7 +158,7 @@ fn uploads_past_the_end_are_rejected_before_their_data_arrives() {
     let mut bytes = encode_message(&Request::SetTensor(SetTensor { head, data: &[] }));
     bytes[REQUEST_HEADER + TENSOR_RECORD] = 2;
     client.write(&bytes);
-    client.expect_refused(&["SET_TENSOR", "malformed: cache_flag"]);
+    client.expect_refused(&["SET_TENSOR", "malformed: cache"]);
     fixture.end();
 }
 

@@ -81,7 +81,6 @@ fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
 #[test]
 fn one_port_serves_sessions_and_http() {
     let server = TestServer::start(Config::default());
-    let mut browser = Browser::open(server.addr);
     for (method, path, host, want, part) in [
         ("GET", "/", "127.0.0.1:50052", 200, "<!doctype html>"),
         ("GET", "/health", "localhost", 200, "ok"),
@@ -94,11 +93,14 @@ fn one_port_serves_sessions_and_http() {
         ("GET", "/api/status", "evil.example", 421, "--http-host"),
         ("GET", "/health", "evil.example", 200, "ok"),
     ] {
+        let mut browser = Browser::open(server.addr);
         let page = browser.send(method, path, host).read(method);
         assert_eq!(page.status, want, "{method} {path} {host}: {}", page.head);
         assert!(page.body.contains(part), "{method} {path}: {}", page.body);
-        assert!(page.head.contains("Connection: keep-alive") && page.head.contains("nosniff"), "{}", page.head);
+        assert!(page.head.contains("Connection: close") && page.head.contains("nosniff"), "{}", page.head);
+        assert!(browser.is_closed());
     }
+    let mut browser = Browser::open(server.addr);
     let page = browser.send("POST", "/", "localhost").read("POST");
     assert!(page.status == 405 && page.head.contains("Allow: GET, HEAD") && browser.is_closed(), "{}", page.head);
     // It was no session, and says nothing about the version of the clients at this address.
@@ -213,7 +215,7 @@ fn many_browsers_keep_no_client_out() {
     let server = TestServer::start(Config::default().with_max_connections(2));
     let open = |_| {
         let mut browser = Browser::open(server.addr);
-        assert_eq!(browser.get("/health").status, 200);
+        browser.0.write_all(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\n").unwrap();
         browser
     };
     let mut browsers: Vec<_> = (0..80).map(open).collect();
@@ -221,7 +223,8 @@ fn many_browsers_keep_no_client_out() {
     clients.iter_mut().for_each(Client::assert_alive);
     // The first ones gave way to the last.
     assert!(browsers[0].is_closed());
-    assert_eq!(browsers[79].get("/api/status").status, 200);
+    browsers[79].0.write_all(b"\r\n").unwrap();
+    assert_eq!(browsers[79].read("GET").status, 200);
 }
 
 #[test]

@@ -59,14 +59,13 @@ pub(crate) fn server_with_one_file(devices: Vec<Arc<dyn Device>>) -> (tempfile::
     eventually("the digests are kept", || digest_file().is_some());
     drop(first);
     let path = digest_file().expect("a file");
-    let mut bytes = std::fs::read(&path).expect("readable");
-    let (right, forged) = (digest(&random_bytes(1, N)), digest(&random_bytes(2, N)));
-    let at = bytes.windows(32).position(|window| window == right).expect("the digest");
-    bytes[at..at + 32].copy_from_slice(&forged);
-    let body = bytes.len() - 32;
-    let checksum = digest(&bytes[..body]);
-    bytes[body..].copy_from_slice(&checksum);
-    std::fs::write(&path, bytes).expect("written");
+    let text = std::fs::read_to_string(&path).expect("readable");
+    let json = text.split_once('\n').expect("a line with the checksum").1;
+    let [right, forged] = [1, 2].map(|seed| serde_json::to_string(&digest(&random_bytes(seed, N))).expect("JSON"));
+    assert!(json.contains(&right), "{json}");
+    let json = json.replace(&right, &forged);
+    let checksum = blake3::hash(json.as_bytes()).to_hex();
+    std::fs::write(&path, format!("{checksum}\n{json}")).expect("written");
     (dir, TestServer::with_device_list(devices, config), random_bytes(2, N))
 }
 

@@ -68,7 +68,7 @@ impl Group {
             (ExtCommand::AttachGroup, &SECRET[..], &[0, 0, 0, 0, 1, 0, 0, 0][..])
         );
         let mut reply = Vec::new();
-        ExtResponse::AttachGroup(Ok(())).encode(&mut reply);
+        ExtResponse::AttachGroup(Ok(())).encode_body(&mut reply);
         outgoing.send_notification(&Notification::Reply(&reply));
         let (mut incoming, _) = Client::connect_extended(&server);
         assert_eq!(attach(&mut incoming, SECRET, 1), Ok(()));
@@ -262,7 +262,7 @@ fn a_failure_before_the_connection_is_attached_ends_the_other_one() {
     let mut outgoing = fake.accept();
     assert_eq!(outgoing.read_message().0, ExtCommand::AttachGroup);
     let mut reply = Vec::new();
-    ExtResponse::AttachGroup(Err("a test")).encode(&mut reply);
+    ExtResponse::AttachGroup(Err("a test")).encode_body(&mut reply);
     outgoing.send_notification(&Notification::Reply(&reply));
     client.mark(0, 1);
     client.notify_reached(0, 1);

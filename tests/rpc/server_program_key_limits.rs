@@ -123,5 +123,5 @@ fn the_status_option_names_the_keys_with_sessions_to_keys_alone() {
     // A server without keys has none to name.
     let server = spawn_server(&["-p", "0", "-d", "CPU", "-t", "1", "--mem", "64M"]);
     let client = Endpoint::connect(&server.addr, &options()).expect("a server");
-    assert!(client.server().expect("extensions").tenants.is_empty());
+    assert!(client.status().expect("extensions").keys.is_empty());
 }

@@ -55,7 +55,7 @@ fn endpoint_with_index(server: &ServerProcess) -> Endpoint {
     let mut indexed = None;
     eventually("all tensors are indexed", || {
         let endpoint = Endpoint::connect(&server.addr, &options()).expect("a server");
-        let limits = endpoint.server().expect("a fanout server").limits.clone();
+        let limits = endpoint.status().expect("a fanout server").limits;
         let (_, progress) = limits.iter().find(|(name, _)| name.contains("--models")).expect("a record");
         let done = progress.split_once(" of ").is_some_and(|(hashed, all)| hashed == all && all == "3");
         indexed = done.then_some(endpoint);

@@ -1,17 +1,21 @@
 //! The state of the server, as users see it.
 
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::audit::SessionAudit;
 use super::context::ServerContext;
 use super::statistics::SampledFacts;
 use crate::rpc::status::{
-    DeviceMemoryStatus, DeviceStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus, Totals, machine_id,
+    DeviceMemoryStatus, DeviceStatus, KeyStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus, Totals,
+    machine_id,
 };
 use crate::rpc::transport::PeerAddr;
 
-/// The facts that the sampling thread collects each second.
+/// Most keys that are listed, so that the state does not grow with the list of keys.
+const MAX_KEYS: usize = 256;
+
+/// What the thread of the samples finds out each second.
 pub(super) fn sample_facts(server: &ServerContext) -> SampledFacts {
     SampledFacts {
         device_memory: server.all_devices.iter().map(|device| device.memory().ok()).collect(),
@@ -47,6 +51,8 @@ pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> 
             lost: facts.lost.get(at).cloned().flatten(),
         }
     });
+    // Both take a lock that sessions take, for which HTTP must not wait.
+    let is_session = own.is_some();
     let mut sessions = statistics.sessions();
     sessions.retain(|audit| Some(audit.number()) != own);
     let with_peer = sees_peers(viewer, server.config.keys.is_some());
@@ -81,7 +87,37 @@ pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> 
         links: Links { groups: facts.groups, transfers: facts.transfers },
         session_count: sessions.len(),
         sessions: sessions.iter().take(ServerStatus::MAX_SESSIONS).map(|audit| session(audit, with_peer)).collect(),
+        keys: if is_session { keys(server, viewer) } else { Vec::new() },
+        limits: if is_session { limits(server, viewer) } else { Vec::new() },
     }
+}
+
+/// The keys with sessions, in the order of their names. A client that has proved no key learns none.
+fn keys(server: &ServerContext, viewer: PeerAddr) -> Vec<KeyStatus> {
+    let PeerAddr::Key(..) = viewer else { return Vec::new() };
+    let mut keys = server.tenants.keys_with_sessions();
+    keys.sort_by(|a, b| a.name.cmp(&b.name));
+    keys.truncate(MAX_KEYS);
+    keys
+}
+
+/// The limits that clients share, those of the viewer's address included, each with its option.
+fn limits(server: &ServerContext, viewer: PeerAddr) -> Vec<(String, String)> {
+    let (config, host_memory) = (&server.config, server.host_memory.status());
+    let mut limits = server.tenants.describe(viewer);
+    let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+    limits.push(("device memory of a client (--max-memory)".to_owned(), memory));
+    let value =
+        format!("{} of {} MiB, at most {}", host_memory.used >> 20, host_memory.limit >> 20, host_memory.peak >> 20);
+    limits.push(("host memory of clients (--max-host-memory)".to_owned(), value));
+    if let Some(index) = &server.gguf_index {
+        let (hashed, tensors) = index.progress();
+        limits.push(("tensors of models that are indexed (--models)".to_owned(), format!("{hashed} of {tensors}")));
+    }
+    let duration = |time: Option<Duration>| time.map_or("none".to_owned(), |time| format!("{time:?}"));
+    limits.push(("pause before a request (--idle-timeout)".to_owned(), duration(config.idle_timeout)));
+    limits.push(("time of one graph on a CPU device (--max-run)".to_owned(), duration(config.max_run)));
+    limits
 }
 
 /// Whether a viewer sees the addresses and keys of clients: on this machine, and with a key if clients have keys.

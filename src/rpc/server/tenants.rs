@@ -22,6 +22,7 @@ use super::allowed_keys::{KeyLimits, ServerKeys};
 use super::limits::Config;
 use super::refused_clients::RefusedClients;
 use crate::device::{Budget, BudgetRefusal, DEFAULT_SHARE, DeviceError, MemoryBudget, Reservation, process_mappings};
+use crate::rpc::status::KeyStatus;
 use crate::rpc::transport::{KeyName, PeerAddr};
 
 /// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
@@ -370,13 +371,14 @@ impl Tenants {
         rows
     }
 
-    /// The keys with sessions: name, number of connections, and device memory in bytes.
-    pub(super) fn keys_with_sessions(&self) -> Vec<(String, u32, u64)> {
+    /// The keys with sessions.
+    pub(super) fn keys_with_sessions(&self) -> Vec<KeyStatus> {
         let by_tenant = lock(&self.by_tenant);
         let described = by_tenant.iter().filter_map(|(tenant, budgets)| {
             let connections = budgets.counts[Connections as usize].used();
             let (Tenant::Key(name), 1..) = (tenant, connections) else { return None };
-            Some((name.to_string(), u32::try_from(connections).unwrap_or(u32::MAX), budgets.memory.used()))
+            let sessions = u32::try_from(connections).unwrap_or(u32::MAX);
+            Some(KeyStatus { name: name.to_string(), sessions, memory: budgets.memory.used() })
         });
         described.collect()
     }

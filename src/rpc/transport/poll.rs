@@ -1,20 +1,26 @@
 //! Readiness of non-blocking sockets, by `poll(2)`.
 
-#[cfg(not(unix))]
-pub(super) use other::{readable, wait};
-#[cfg(unix)]
-pub(super) use unix::{readable, wait};
-
 use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::{Deadline, Interest, TransportError};
+
+/// Longest single wait: some systems reject timeouts above 24 days.
+const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The timeout of a poll that does not wait.
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Whether the peer has ended its sending direction, or the connection has ended. On Linux also if unread bytes precede the
 /// end: `POLLRDHUP` reports the end of the stream without reading up to it.
 #[cfg(target_os = "linux")]
 pub(super) fn hung_up(stream: &TcpStream) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     // POLLHUP and POLLERR are always reported.
-    matches!(poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], Some(&at_once)), Ok(1..))
+    matches!(poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], Some(&AT_ONCE)), Ok(1..))
 }
 
 /// On other systems, the end is found only when all bytes before it have been read.
@@ -26,60 +32,23 @@ pub(super) fn hung_up(stream: &TcpStream) -> bool {
     }
 }
 
-#[cfg(unix)]
-mod unix {
-    use std::os::fd::AsFd;
-    use std::time::Duration;
-
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::io::Errno;
-
-    use super::super::{Deadline, Interest, TransportError};
-
-    /// Longest single wait: some systems reject timeouts above 24 days.
-    const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
-
-    /// Waits until a socket is ready. `false`: the deadline has passed. May return early.
-    pub(in super::super) fn wait(
-        socket: &impl AsFd,
-        interest: Interest,
-        deadline: &Deadline,
-    ) -> Result<bool, TransportError> {
-        let flags = match interest {
-            Interest::Read => PollFlags::IN,
-            Interest::Write => PollFlags::OUT,
-            Interest::ReadOrWrite => PollFlags::IN | PollFlags::OUT,
-        };
-        let left = deadline.remaining().unwrap_or_default().min(MAX_WAIT);
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(socket, flags)], Some(&timeout)) {
-            Ok(0) => Ok(deadline.remaining().is_some()),
-            Ok(_) | Err(Errno::INTR) => Ok(true),
-            Err(e) => Err(TransportError::system(e.into())),
-        }
-    }
-
-    /// Whether a read would return at once.
-    pub(in super::super) fn readable(socket: &impl AsFd) -> bool {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&at_once)) != Ok(0)
+/// Waits until a socket is ready. `false`: the deadline has passed. May return early.
+pub(super) fn wait(socket: &impl AsFd, interest: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
+    let flags = match interest {
+        Interest::Read => PollFlags::IN,
+        Interest::Write => PollFlags::OUT,
+        Interest::ReadOrWrite => PollFlags::IN | PollFlags::OUT,
+    };
+    let left = deadline.remaining().unwrap_or_default().min(MAX_WAIT);
+    let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    match poll(&mut [PollFd::new(socket, flags)], Some(&timeout)) {
+        Ok(0) => Ok(deadline.remaining().is_some()),
+        Ok(_) | Err(Errno::INTR) => Ok(true),
+        Err(e) => Err(TransportError::system(e.into())),
     }
 }
 
-/// Fallback for systems without a `poll` in this crate's dependencies: one attempt per millisecond.
-#[cfg(not(unix))]
-mod other {
-    use std::time::Duration;
-
-    use super::super::{Deadline, Interest, TransportError};
-
-    pub(in super::super) fn wait<T>(_: &T, _: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
-        let Some(left) = deadline.remaining() else { return Ok(false) };
-        std::thread::sleep(left.min(Duration::from_millis(1)));
-        Ok(true)
-    }
-
-    pub(in super::super) fn readable<T>(_: &T) -> bool {
-        true
-    }
+/// Whether a read would return at once.
+pub(super) fn readable(socket: &impl AsFd) -> bool {
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&AT_ONCE)) != Ok(0)
 }

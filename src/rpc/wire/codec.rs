@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::command::{BodySize, RpcCommand};
+use super::command::{BodySize, Limits};
 
 /// Bytes that are not a valid message of the protocol. From a decoder or a size check: the peer sent invalid bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -32,8 +32,8 @@ pub enum WireError {
     /// The length of the body in a header is not possible for the command.
     #[error("{command}: expected a body of {expected}, the header says {have} bytes")]
     BodySize {
-        /// Command of the header.
-        command: RpcCommand,
+        /// Name of the command in the header.
+        command: &'static str,
         /// Lengths that the protocol allows.
         expected: BodySize,
         /// Length in the header.
@@ -61,19 +61,26 @@ pub enum WireError {
     },
     /// The caller expected a response to a command that has none: a bug of the caller, not of the peer.
     #[error("{0} has no response")]
-    NoResponse(RpcCommand),
+    NoResponse(&'static str),
 }
 
 /// Reads fields from the front of a byte slice. The parameter `what` is the name of the field in errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
+    /// Limits for the counts of a graph; without limits in messages that have no graph.
+    pub(super) limits: Limits,
 }
 
 impl<'a> Reader<'a> {
     /// Creates a reader at the start of `bytes`.
     pub(crate) const fn new(bytes: &'a [u8]) -> Self {
-        Reader { rest: bytes }
+        Reader::with_limits(bytes, Limits::new(u32::MAX, u32::MAX, u64::MAX))
+    }
+
+    /// Creates a reader of a message that may have a graph.
+    pub(super) const fn with_limits(bytes: &'a [u8], limits: Limits) -> Self {
+        Reader { rest: bytes, limits }
     }
 
     /// Number of unread bytes.
@@ -140,12 +147,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A field of fixed size, with its decoder and encoder.
-pub(super) trait Field: Sized {
-    /// Encoded length in bytes.
-    const SIZE: u64;
-
-    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError>;
+/// A field of a message, or a whole body, with its decoder and encoder. `what` names the field in errors; a struct of fields names
+/// these instead.
+pub(super) trait Field<'a>: Sized {
+    fn read(r: &mut Reader<'a>, what: &'static str) -> Result<Self, WireError>;
 
     fn write(&self, out: &mut Vec<u8>);
 }
@@ -162,9 +167,7 @@ macro_rules! integers {
             )*
         }
 
-        $(impl Field for $ty {
-            const SIZE: u64 = size_of::<$ty>() as u64;
-
+        $(impl Field<'_> for $ty {
             fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
                 r.$ty(what)
             }
@@ -178,23 +181,14 @@ macro_rules! integers {
 
 integers! { u8 u32 u64 i32 }
 
-impl Reader<'_> {
-    /// Reads a flag or result of one byte. Values other than 0 and 1 are errors: no peer sends them, so they reveal a wrong
-    /// layout.
-    pub(crate) fn bool(&mut self, what: &'static str) -> Result<bool, WireError> {
-        match self.u8(what)? {
+/// A flag or result of one byte. Values other than 0 and 1 are errors: no peer sends them, so they reveal a wrong layout.
+impl Field<'_> for bool {
+    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
+        match r.u8(what)? {
             0 => Ok(false),
             1 => Ok(true),
             have => Err(WireError::BadValue { what, expected: "0 or 1", have: have.into() }),
         }
-    }
-}
-
-impl Field for bool {
-    const SIZE: u64 = 1;
-
-    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
-        r.bool(what)
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -202,14 +196,103 @@ impl Field for bool {
     }
 }
 
-impl<const N: usize> Field for [u8; N] {
-    const SIZE: u64 = N as u64;
-
+impl<const N: usize> Field<'_> for [u8; N] {
     fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
         r.array(what).copied()
     }
 
     fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self);
+    }
+}
+
+/// The last field of a message, which some versions do not send.
+impl<'a, T: Field<'a>> Field<'a> for Option<T> {
+    fn read(r: &mut Reader<'a>, what: &'static str) -> Result<Self, WireError> {
+        if r.remaining() == 0 { Ok(None) } else { T::read(r, what).map(Some) }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|field| field.write(out));
+    }
+}
+
+/// The last field of a message: all remaining bytes.
+impl<'a> Field<'a> for &'a [u8] {
+    fn read(r: &mut Reader<'a>, _: &'static str) -> Result<Self, WireError> {
+        Ok(r.rest())
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+}
+
+/// A count as u32, and that many arrays.
+impl<'a, const N: usize> Field<'a> for &'a [[u8; N]] {
+    fn read(r: &mut Reader<'a>, what: &'static str) -> Result<Self, WireError> {
+        let count = r.u32(what)?;
+        r.arrays(what, count)
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).write(out); // a list in memory is shorter than 2^32
+        out.extend_from_slice(self.as_flattened());
+    }
+}
+
+/// A count as u32, and that many elements.
+impl<'a, T: Field<'a>> Field<'a> for Vec<T> {
+    fn read(r: &mut Reader<'a>, what: &'static str) -> Result<Self, WireError> {
+        let count = r.u32(what)?;
+        // `collect` reserves no memory for `count`, which is the peer's claim, because the first error may end the iterator.
+        (0..count).map(|_| T::read(r, what)).collect()
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).write(out); // a list in memory is shorter than 2^32
+        self.iter().for_each(|element| element.write(out));
+    }
+}
+
+/// A text: its length in bytes as u32, then UTF-8.
+impl<'a> Field<'a> for &'a str {
+    fn read(r: &mut Reader<'a>, what: &'static str) -> Result<Self, WireError> {
+        let len = r.u32(what)?;
+        let bytes = r.bytes(what, usize::try_from(len).unwrap_or(usize::MAX))?;
+        str::from_utf8(bytes).map_err(|e| WireError::BadValue {
+            what,
+            expected: "UTF-8",
+            have: bytes.get(e.valid_up_to()).map_or(0, |&byte| byte.into()),
+        })
+    }
+
+    /// A text of 4 GiB or more would be truncated; no caller has one.
+    fn write(&self, out: &mut Vec<u8>) {
+        let text = &self[..self.floor_char_boundary(u32::MAX as usize)];
+        (text.len() as u32).write(out);
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+impl Field<'_> for String {
+    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
+        <&str>::read(r, what).map(str::to_owned)
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.as_str().write(out);
+    }
+}
+
+/// A name and its value.
+impl Field<'_> for (String, String) {
+    fn read(r: &mut Reader<'_>, _: &'static str) -> Result<Self, WireError> {
+        Ok((Field::read(r, "name")?, Field::read(r, "value")?))
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.0.write(out);
+        self.1.write(out);
     }
 }

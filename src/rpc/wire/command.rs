@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{codec::WireError, tensor::TENSOR_RECORD};
+use super::{codec::WireError, messages::commands, tensor::TENSOR_RECORD};
 use crate::setters::setters;
 
 /// Limits of a receiver for one message.
@@ -45,8 +45,12 @@ pub enum BodySize {
     Exact(u64),
     /// One of two lengths: of the older form of the message, and of 7.0.
     Either(u64, u64),
-    /// A head of this length and any amount of data after it.
+    /// A head of this length and any amount of data after it, which the receiver streams to its destination.
     AtLeast(u64),
+    /// At least this length, and no more than the receiver's [`Limits::max_body`].
+    Buffered(u64),
+    /// At least the first length, at most the second one.
+    Between(u64, u64),
     /// A graph: device and two counts, 8 bytes per node (its id) and 296 bytes per tensor (its record).
     Graph,
 }
@@ -57,10 +61,37 @@ impl BodySize {
         match self {
             BodySize::Exact(n) => size == n,
             BodySize::Either(old, new) => size == old || size == new,
-            BodySize::AtLeast(n) => size >= n,
+            BodySize::AtLeast(n) | BodySize::Buffered(n) => size >= n,
+            BodySize::Between(min, max) => min <= size && size <= max,
             // The length of a record is a multiple of that of an id, so without the counts nothing more can be checked.
             BodySize::Graph => size >= GRAPH_FIXED && (size - GRAPH_FIXED).is_multiple_of(NODE_ID),
         }
+    }
+
+    /// Maximum length of the body of a request at a receiver with these limits.
+    const fn limit(self, limits: &Limits) -> u64 {
+        match self {
+            // No buffer is larger than the address space; sums of this limit and a head or an offset cannot overflow.
+            BodySize::AtLeast(_) => isize::MAX as u64,
+            BodySize::Graph => limits.graph_body(),
+            BodySize::Between(_, max) => max,
+            BodySize::Exact(_) | BodySize::Either(..) | BodySize::Buffered(_) => limits.max_body,
+        }
+    }
+
+    /// The checked length of a body, given the size in its header. Called before any byte of the body is read, so that an invalid
+    /// length costs no memory.
+    fn check(self, command: &'static str, have: u64, limit: u64) -> Result<usize, WireError> {
+        if !self.admits(have) {
+            return Err(WireError::BodySize { command, expected: self, have });
+        }
+        let too_large = WireError::TooLarge { what: command, have, limit };
+        if have > limit { Err(too_large) } else { usize::try_from(have).map_err(|_| too_large) }
+    }
+
+    /// [`BodySize::check`] of a request.
+    pub(super) fn check_request(self, command: &'static str, have: u64, limits: &Limits) -> Result<usize, WireError> {
+        self.check(command, have, self.limit(limits))
     }
 }
 
@@ -69,7 +100,8 @@ impl fmt::Display for BodySize {
         match self {
             BodySize::Exact(n) => write!(f, "{n} bytes"),
             BodySize::Either(old, new) => write!(f, "{old} or {new} bytes"),
-            BodySize::AtLeast(n) => write!(f, "at least {n} bytes"),
+            BodySize::AtLeast(n) | BodySize::Buffered(n) => write!(f, "at least {n} bytes"),
+            BodySize::Between(min, max) => write!(f, "{min} to {max} bytes"),
             BodySize::Graph => write!(f, "{GRAPH_FIXED} + {NODE_ID} n_nodes + {T} n_tensors bytes"),
         }
     }
@@ -81,101 +113,70 @@ const NODE_ID: u64 = 8;
 const GRAPH_FIXED: u64 = 4 + 4 + 4;
 const GRAPH_UID: u64 = 8;
 
-macro_rules! commands {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal: $request:expr => $response:expr;)*) => {
-        /// A command of ggml's protocol. The discriminant is its number from 3.0 on.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u8)]
-        #[non_exhaustive]
-        pub enum RpcCommand {
-            $($(#[$doc])* $name = $number,)*
-        }
-
-        impl RpcCommand {
-            /// All commands in the order of their numbers.
-            pub const ALL: &'static [RpcCommand] = &[$(RpcCommand::$name),*];
-
-            /// The command with this number.
-            ///
-            /// # Errors
-            /// [`WireError::UnknownCommand`] if 7.0 has no command with this number.
-            pub const fn from_wire(number: u8) -> Result<RpcCommand, WireError> {
-                match number {
-                    $($number => Ok(RpcCommand::$name),)*
-                    _ => Err(WireError::UnknownCommand(number)),
-                }
-            }
-
-            /// Name of the command in the protocol, for example `ALLOC_BUFFER`.
-            pub const fn name(self) -> &'static str {
-                match self { $(RpcCommand::$name => $text,)* }
-            }
-
-            /// Allowed lengths of the request's body.
-            pub const fn request(self) -> BodySize {
-                match self { $(RpcCommand::$name => $request,)* }
-            }
-
-            /// Allowed lengths of the response's body; `None` if the command has no response.
-            pub const fn response(self) -> Option<BodySize> {
-                match self { $(RpcCommand::$name => $response,)* }
-            }
-        }
-    };
-}
-
 use BodySize::{AtLeast, Either, Exact, Graph};
 
 commands! {
+    /// A command of ggml's protocol. The discriminant is its number from 3.0 on.
+    RpcCommand((BodySize, Option<BodySize>));
     /// Allocates a buffer on a device.
-    AllocBuffer = 0, "ALLOC_BUFFER": Exact(4 + 8) => Some(Exact(8 + 8));
+    AllocBuffer = 0, "ALLOC_BUFFER", (Exact(4 + 8), Some(Exact(8 + 8)));
     /// Queries the alignment that a device requires, in bytes.
-    GetAlignment = 1, "GET_ALIGNMENT": Exact(4) => Some(Exact(8));
+    GetAlignment = 1, "GET_ALIGNMENT", (Exact(4), Some(Exact(8)));
     /// Queries the maximum size of a buffer of a device.
-    GetMaxSize = 2, "GET_MAX_SIZE": Exact(4) => Some(Exact(8));
+    GetMaxSize = 2, "GET_MAX_SIZE", (Exact(4), Some(Exact(8)));
     /// Queries the base address of a buffer.
-    BufferGetBase = 3, "BUFFER_GET_BASE": Exact(8) => Some(Exact(8));
+    BufferGetBase = 3, "BUFFER_GET_BASE", (Exact(8), Some(Exact(8)));
     /// Frees a buffer.
-    FreeBuffer = 4, "FREE_BUFFER": Exact(8) => None;
+    FreeBuffer = 4, "FREE_BUFFER", (Exact(8), None);
     /// Fills a buffer with one byte value.
-    BufferClear = 5, "BUFFER_CLEAR": Exact(8 + 1) => None;
+    BufferClear = 5, "BUFFER_CLEAR", (Exact(8 + 1), None);
     /// Writes bytes into a tensor.
-    SetTensor = 6, "SET_TENSOR": AtLeast(T + 1 + 8) => None;
+    SetTensor = 6, "SET_TENSOR", (AtLeast(T + 1 + 8), None);
     /// Fills a tensor from the cache of the server, if the cache has data with this hash.
-    SetTensorHash = 7, "SET_TENSOR_HASH": Exact(T + 8 + 8) => Some(Exact(1));
+    SetTensorHash = 7, "SET_TENSOR_HASH", (Exact(T + 8 + 8), Some(Exact(1)));
     /// Reads bytes of a tensor.
-    GetTensor = 8, "GET_TENSOR": Exact(T + 8 + 8) => Some(AtLeast(0));
+    GetTensor = 8, "GET_TENSOR", (Exact(T + 8 + 8), Some(AtLeast(0)));
     /// Copies between two tensors of this server.
-    CopyTensor = 9, "COPY_TENSOR": Exact(T + T) => Some(Exact(1));
+    CopyTensor = 9, "COPY_TENSOR", (Exact(T + T), Some(Exact(1)));
     /// Runs a graph and stores it for GRAPH_RECOMPUTE.
-    GraphCompute = 10, "GRAPH_COMPUTE": Graph => None;
+    GraphCompute = 10, "GRAPH_COMPUTE", (Graph, None);
     /// Queries the free and the total memory of a device.
-    GetDeviceMemory = 11, "GET_DEVICE_MEMORY": Exact(4) => Some(Exact(8 + 8));
+    GetDeviceMemory = 11, "GET_DEVICE_MEMORY", (Exact(4), Some(Exact(8 + 8)));
     /// Initialises a tensor, for example the padding at the ends of its rows.
-    InitTensor = 12, "INIT_TENSOR": Exact(T) => None;
+    InitTensor = 12, "INIT_TENSOR", (Exact(T), None);
     /// Queries how many bytes a tensor takes on a device.
-    GetAllocSize = 13, "GET_ALLOC_SIZE": Exact(4 + T + 10 * T) => Some(Exact(8));
+    GetAllocSize = 13, "GET_ALLOC_SIZE", (Exact(4 + T + 10 * T), Some(Exact(8)));
     /// Negotiates the version; the first request of a connection.
-    Hello = 14, "HELLO": Either(0, 24) => Some(Either(3, 3 + 1 + 24));
+    Hello = 14, "HELLO", (Either(0, 24), Some(Either(3, 3 + 1 + 24)));
     /// Queries the number of devices of the server.
-    DeviceCount = 15, "DEVICE_COUNT": Exact(0) => Some(Exact(4));
+    DeviceCount = 15, "DEVICE_COUNT", (Exact(0), Some(Exact(4)));
     /// Runs a stored graph again: the last one of the device up to 7.0, a numbered one from 8.0 on.
-    GraphRecompute = 16, "GRAPH_RECOMPUTE": Either(4, 4 + 8) => None;
+    GraphRecompute = 16, "GRAPH_RECOMPUTE", (Either(4, 4 + 8), None);
     /// Fills a part of a tensor with one byte value.
-    MemsetTensor = 17, "MEMSET_TENSOR": Exact(T + 8 + 8 + 1) => None;
+    MemsetTensor = 17, "MEMSET_TENSOR", (Exact(T + 8 + 8 + 1), None);
     /// Writes rows of equal length into a tensor, at a stride.
-    SetTensor2d = 18, "SET_TENSOR_2D": AtLeast(T + 4 * 8) => None;
+    SetTensor2d = 18, "SET_TENSOR_2D", (AtLeast(T + 4 * 8), None);
     /// Reads rows of equal length from a tensor, at a stride.
-    GetTensor2d = 19, "GET_TENSOR_2D": Exact(T + 4 * 8) => Some(AtLeast(0));
+    GetTensor2d = 19, "GET_TENSOR_2D", (Exact(T + 4 * 8), Some(AtLeast(0)));
     /// Connects a device to the device of another server, for collectives.
-    CommInit = 20, "COMM_INIT": Exact(4 * 4 + 64) => Some(Exact(1));
+    CommInit = 20, "COMM_INIT", (Exact(4 * 4 + 64), Some(Exact(1)));
     /// Adds a tensor and that of the connected device, on both.
-    CommAllreduce = 21, "COMM_ALLREDUCE": Exact(4 + T) => None;
+    CommAllreduce = 21, "COMM_ALLREDUCE", (Exact(4 + T), None);
     /// Closes the connection for collectives of a device.
-    CommFree = 22, "COMM_FREE": Exact(4) => None;
+    CommFree = 22, "COMM_FREE", (Exact(4), None);
 }
 
 impl RpcCommand {
+    /// Allowed lengths of the request's body.
+    pub const fn request(self) -> BodySize {
+        self.sizes().0
+    }
+
+    /// Allowed lengths of the response's body; `None` if the command has no response.
+    pub const fn response(self) -> Option<BodySize> {
+        self.sizes().1
+    }
+
     /// The checked length of a request's body, given the size in its header. Called before any byte of the body is read.
     ///
     /// # Errors
@@ -192,13 +193,7 @@ impl RpcCommand {
         size: u64,
         limits: &Limits,
     ) -> Result<usize, WireError> {
-        let limit = match self.request() {
-            // No buffer is larger than the address space; sums of this limit and a head or an offset cannot overflow.
-            AtLeast(_) => isize::MAX as u64,
-            Graph => limits.graph_body(),
-            Exact(_) | Either(..) => limits.max_body,
-        };
-        self.checked_size(expected, size, limit)
+        expected.check(self.name(), size, self.request().limit(limits))
     }
 
     /// The checked length of a response's body, given the size in its header. `limit`: maximum that the caller accepts, for
@@ -207,21 +202,6 @@ impl RpcCommand {
     /// # Errors
     /// As [`RpcCommand::request_size`]; [`WireError::NoResponse`] if the command has no response.
     pub fn response_size(self, size: u64, limit: u64) -> Result<usize, WireError> {
-        let expected = self.response().ok_or(WireError::NoResponse(self))?;
-        self.checked_size(expected, size, limit)
-    }
-
-    fn checked_size(self, expected: BodySize, have: u64, limit: u64) -> Result<usize, WireError> {
-        if !expected.admits(have) {
-            return Err(WireError::BodySize { command: self, expected, have });
-        }
-        let too_large = WireError::TooLarge { what: self.name(), have, limit };
-        if have > limit { Err(too_large) } else { usize::try_from(have).map_err(|_| too_large) }
-    }
-}
-
-impl fmt::Display for RpcCommand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.response().ok_or(WireError::NoResponse(self.name()))?.check(self.name(), size, limit)
     }
 }

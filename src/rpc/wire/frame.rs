@@ -32,9 +32,7 @@ impl RequestHeader {
 
     /// Encodes the header.
     pub fn encode(&self) -> [u8; REQUEST_HEADER] {
-        let mut bytes = [self.command as u8; REQUEST_HEADER];
-        bytes[1..].copy_from_slice(&self.size.to_le_bytes());
-        bytes
+        header(self.command as u8, self.size)
     }
 
     /// The checked length of the body: see [`RpcCommand::request_size`].
@@ -62,7 +60,30 @@ impl ResponseHeader {
     }
 }
 
-/// Splits the next request off a recorded stream and returns its command and its body. `stream` then starts after the request.
+/// The header of a request or a notification: `number u8 | size u64`.
+pub(super) fn header(number: u8, size: u64) -> [u8; REQUEST_HEADER] {
+    let mut bytes = [number; REQUEST_HEADER];
+    bytes[1..].copy_from_slice(&size.to_le_bytes());
+    bytes
+}
+
+/// Appends a frame: the header, and the body that `write` appends. `streamed`: bytes of the body that the caller sends later.
+pub(super) fn write_frame(number: u8, streamed: u64, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[number; REQUEST_HEADER]);
+    write(out);
+    write_body_size(out, start, streamed);
+}
+
+/// Writes the length of a body into the header at `start`: the bytes after the header, and `streamed` bytes that the caller sends
+/// later. Returns the length; it saturates, because no receiver has a buffer that is as large.
+pub(super) fn write_body_size(out: &mut [u8], start: usize, streamed: u64) -> u64 {
+    let size = streamed.saturating_add((out.len() - start - REQUEST_HEADER) as u64);
+    out[start + 1..start + REQUEST_HEADER].copy_from_slice(&size.to_le_bytes());
+    size
+}
+
+/// Splits the next request off a recorded stream and returns its command and its body. `stream` then starts behind the request.
 ///
 /// # Errors
 /// Errors of the header and of its size; [`WireError::Truncated`] if the stream ends within the request.

@@ -3,7 +3,6 @@
 use super::{
     codec::{Field, Reader, WireError},
     command::Limits,
-    request::Body,
     tensor::{TENSOR_RECORD, TensorRecord},
 };
 
@@ -84,16 +83,16 @@ impl<'a> GraphCompute<'a> {
     /// # Errors
     /// [`WireError`], naming the first field that is missing, wrong or over `limits`.
     pub fn decode_with_uid(body: &'a [u8], limits: &Limits) -> Result<Self, WireError> {
-        let mut r = Reader::new(body);
-        let graph = GraphCompute::read_fields(&mut r, limits, true)?;
+        let mut r = Reader::with_limits(body, *limits);
+        let graph = GraphCompute::read_fields(&mut r, true)?;
         r.finish("GRAPH_COMPUTE")?;
         Ok(graph)
     }
 
-    fn read_fields(r: &mut Reader<'a>, limits: &Limits, has_uid: bool) -> Result<Self, WireError> {
+    fn read_fields(r: &mut Reader<'a>, has_uid: bool) -> Result<Self, WireError> {
         let device = r.u32("device")?;
         let uid = has_uid.then(|| r.u64("uid")).transpose()?;
-        let (nodes, tensors) = read_nodes_and_records(r, limits, TENSOR_RECORD)?;
+        let (nodes, tensors) = read_nodes_and_records(r, TENSOR_RECORD)?;
         Ok(GraphCompute { device, uid, nodes, tensors: TensorRecords(tensors.as_chunks().0) })
     }
 
@@ -118,21 +117,15 @@ impl<'a> GraphCompute<'a> {
     }
 }
 
-impl<'a> Body<'a> for GraphCompute<'a> {
+impl<'a> Field<'a> for GraphCompute<'a> {
     /// The layout of 7.0. [`GraphCompute::decode_with_uid`] reads that of 8.0.
-    fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError> {
-        GraphCompute::read_fields(r, limits, false)
-    }
-
-    fn size(&self) -> u64 {
-        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.0.as_flattened());
-        let uid = if self.uid.is_some() { u64::SIZE } else { 0 };
-        3 * u32::SIZE + uid + nodes.len() as u64 + tensors.len() as u64
+    fn read(r: &mut Reader<'a>, _: &'static str) -> Result<Self, WireError> {
+        GraphCompute::read_fields(r, false)
     }
 
     fn write(&self, out: &mut Vec<u8>) {
         self.device.write(out);
-        self.uid.iter().for_each(|uid| uid.write(out));
+        self.uid.write(out);
         (self.nodes.len() as u32).write(out); // both constructors limit the counts to u32
         out.extend_from_slice(self.nodes.0.as_flattened());
         (self.tensors.len() as u32).write(out);
@@ -157,14 +150,13 @@ pub fn graph_cost(body: u64, graph: &GraphCompute<'_>) -> u64 {
 /// Reads the ids of a graph, and its records of `record_len` bytes.
 pub(super) fn read_nodes_and_records<'a>(
     r: &mut Reader<'a>,
-    limits: &Limits,
     record_len: usize,
 ) -> Result<(NodeIds<'a>, &'a [u8]), WireError> {
     let n_nodes = r.u32("n_nodes")?;
-    check_count("n_nodes", n_nodes.into(), limits.max_nodes)?;
+    check_count("n_nodes", n_nodes.into(), r.limits.max_nodes)?;
     let nodes = NodeIds(r.arrays("nodes", n_nodes)?);
     let n_tensors = r.u32("n_tensors")?;
-    check_count("n_tensors", n_tensors.into(), limits.max_tensors)?;
+    check_count("n_tensors", n_tensors.into(), r.limits.max_tensors)?;
     Ok((nodes, r.repeated("tensors", n_tensors, record_len)?))
 }
 

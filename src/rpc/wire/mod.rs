@@ -35,6 +35,7 @@ mod command;
 pub mod ext;
 mod frame;
 mod graph;
+mod messages;
 mod request;
 mod response;
 mod tensor;

@@ -2,9 +2,10 @@
 
 use super::{
     codec::{Field, Reader, WireError},
-    command::{BodySize, Limits, RpcCommand},
-    frame::RequestHeader,
+    command::{Limits, RpcCommand},
+    frame::write_frame,
     graph::{GraphCompute, TensorRecords},
+    messages::{messages, requests},
     tensor::{TENSOR_RECORD, TensorRecord},
     version::ConnCaps,
 };
@@ -21,47 +22,9 @@ pub const SET_TENSOR_2D_HEAD: usize = TENSOR_RECORD + 4 * 8;
 /// Bytes of the host field of COMM_INIT.
 pub const COMM_HOST: usize = 64;
 
-/// Body of a request, with decoder and encoder. `read` does not check for trailing bytes; its caller does.
-pub(super) trait Body<'a>: Sized {
-    fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError>;
+messages! {
+    derive(Clone, Debug, PartialEq)
 
-    fn size(&self) -> u64;
-
-    fn write(&self, out: &mut Vec<u8>);
-}
-
-/// Generates requests with fields of fixed size only.
-macro_rules! fixed {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $ty,)*
-        }
-
-        impl $name {
-            const SIZE: u64 = 0 $(+ <$ty as Field>::SIZE)*;
-        }
-
-        const _: () = assert!(matches!(RpcCommand::$name.request(), BodySize::Exact(size) if size == $name::SIZE));
-
-        impl Body<'_> for $name {
-            fn read(_r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
-                Ok($name { $($field: Field::read(_r, stringify!($field))?,)* })
-            }
-
-            fn size(&self) -> u64 {
-                Self::SIZE
-            }
-
-            fn write(&self, _out: &mut Vec<u8>) {
-                $(self.$field.write(_out);)*
-            }
-        }
-    )*};
-}
-
-fixed! {
     /// Allocates a buffer on a device.
     AllocBuffer {
         /// Device, by its index on the server.
@@ -198,66 +161,70 @@ fixed! {
         /// Device by its position on the endpoint.
         device: u32,
     }
-}
 
-/// Runs a stored graph again.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GraphRecompute {
-    /// Device by its position on the endpoint.
-    pub device: u32,
-    /// The number under which GRAPH_COMPUTE stored the graph; `None` up to 7.0: the graph that the device ran last.
-    pub uid: Option<u64>,
-}
-
-impl Body<'_> for GraphRecompute {
-    fn read(r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
-        let device = Field::read(r, "device")?;
-        let has_uid = r.remaining() as u64 >= u64::SIZE;
-        let uid = has_uid.then(|| r.u64("uid")).transpose()?;
-        Ok(GraphRecompute { device, uid })
+    /// Runs a stored graph again.
+    GraphRecompute {
+        /// Device by its position on the endpoint.
+        device: u32,
+        /// The number under which GRAPH_COMPUTE stored the graph; `None` up to 7.0: the graph that the device ran last.
+        uid: Option<u64>,
     }
 
-    fn size(&self) -> u64 {
-        u32::SIZE + if self.uid.is_some() { u64::SIZE } else { 0 }
+    /// Negotiates the version; the first request of a connection.
+    Hello {
+        /// Transport capabilities of the client. `None`: the empty HELLO of clients before 4.0.
+        conn_caps: Option<ConnCaps>,
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
-        self.device.write(out);
-        self.uid.iter().for_each(|uid| uid.write(out));
-    }
-}
-
-/// Negotiates the version; the first request of a connection.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Hello {
-    /// Transport capabilities of the client. `None`: the empty HELLO of clients before 4.0.
-    pub conn_caps: Option<ConnCaps>,
-}
-
-impl Body<'_> for Hello {
-    fn read(r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
-        let conn_caps = if r.remaining() == 0 { None } else { Some(Field::read(r, "conn_caps")?) };
-        Ok(Hello { conn_caps })
+    /// Head of a SET_TENSOR: the body without the data.
+    SetTensorHead {
+        /// Destination.
+        tensor: TensorRecord,
+        /// Whether the server should store the data in its cache, for a later SET_TENSOR_HASH.
+        cache: bool,
+        /// Offset from the start of the tensor, in bytes.
+        offset: u64,
     }
 
-    fn size(&self) -> u64 {
-        if self.conn_caps.is_some() { ConnCaps::SIZE } else { 0 }
+    /// Writes bytes into a tensor.
+    SetTensor<'a> {
+        /// Destination and flags.
+        head: SetTensorHead,
+        /// Data: all bytes after the head.
+        data: &'a [u8],
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
-        out.extend(self.conn_caps.iter().flatten());
+    /// Head of a SET_TENSOR_2D (from 8.0 on): where its rows go.
+    SetTensor2dHead {
+        /// Destination.
+        tensor: TensorRecord,
+        /// Offset of the first row from the tensor's start, in bytes.
+        offset: u64,
+        /// Length of a row in bytes.
+        size: u64,
+        /// Number of rows.
+        n_copies: u64,
+        /// Distance from one row to the next, in bytes.
+        stride: u64,
     }
-}
 
-/// Head of a SET_TENSOR: the body without the data.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SetTensorHead {
-    /// Destination.
-    pub tensor: TensorRecord,
-    /// Whether the server should store the data in its cache, for a later SET_TENSOR_HASH.
-    pub cache: bool,
-    /// Offset from the start of the tensor, in bytes.
-    pub offset: u64,
+    /// Writes rows of equal length into a tensor, at a stride (from 8.0 on).
+    SetTensor2d<'a> {
+        /// Where the rows go.
+        head: SetTensor2dHead,
+        /// The rows, one after the other: all bytes after the head.
+        data: &'a [u8],
+    }
+
+    /// Queries how many bytes a tensor takes on a device.
+    GetAllocSize<'a> {
+        /// Device, by its index on the server.
+        device: u32,
+        /// The tensor. Its buffer and address are irrelevant, and may belong to another server.
+        tensor: TensorRecord,
+        /// Encoded records of its sources; zeros for an absent source.
+        srcs: &'a [[u8; TENSOR_RECORD]; MAX_SRC],
+    }
 }
 
 impl SetTensorHead {
@@ -266,7 +233,7 @@ impl SetTensorHead {
     /// # Errors
     /// [`WireError::BadValue`] for a cache flag that is not 0 or 1.
     pub fn decode(bytes: &[u8; SET_TENSOR_HEAD]) -> Result<SetTensorHead, WireError> {
-        SetTensorHead::read(&mut Reader::new(bytes))
+        SetTensorHead::read(&mut Reader::new(bytes), "head")
     }
 
     /// Appends the frame without the data; the caller sends `data_len` bytes after it.
@@ -278,122 +245,16 @@ impl SetTensorHead {
         if data_len > limit {
             return Err(WireError::TooLarge { what: "data", have: data_len, limit });
         }
-        let size = SET_TENSOR_HEAD as u64 + data_len;
-        out.extend_from_slice(&RequestHeader { command: RpcCommand::SetTensor, size }.encode());
-        self.write(out);
+        write_frame(RpcCommand::SetTensor as u8, data_len, out, |out| self.write(out));
         Ok(())
     }
-
-    fn read(r: &mut Reader<'_>) -> Result<SetTensorHead, WireError> {
-        let tensor = Field::read(r, "tensor")?;
-        let cache = Field::read(r, "cache_flag")?;
-        let offset = Field::read(r, "offset")?;
-        Ok(SetTensorHead { tensor, cache, offset })
-    }
-
-    fn write(&self, out: &mut Vec<u8>) {
-        self.tensor.write(out);
-        self.cache.write(out);
-        self.offset.write(out);
-    }
-}
-
-const _: () = assert!(matches!(RpcCommand::SetTensor.request(), BodySize::AtLeast(n) if n == SET_TENSOR_HEAD as u64));
-
-/// Writes bytes into a tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SetTensor<'a> {
-    /// Destination and flags.
-    pub head: SetTensorHead,
-    /// Data: all bytes after the head.
-    pub data: &'a [u8],
-}
-
-impl<'a> Body<'a> for SetTensor<'a> {
-    fn read(r: &mut Reader<'a>, _: &Limits) -> Result<Self, WireError> {
-        Ok(SetTensor { head: SetTensorHead::read(r)?, data: r.rest() })
-    }
-
-    fn size(&self) -> u64 {
-        SET_TENSOR_HEAD as u64 + self.data.len() as u64
-    }
-
-    fn write(&self, out: &mut Vec<u8>) {
-        self.head.write(out);
-        out.extend_from_slice(self.data);
-    }
-}
-
-/// A SET_TENSOR_2D body up to its data (from 8.0 on): where its rows go.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SetTensor2dHead {
-    /// Destination.
-    pub tensor: TensorRecord,
-    /// Offset of the first row from the tensor's start, in bytes.
-    pub offset: u64,
-    /// Length of a row in bytes.
-    pub size: u64,
-    /// Number of rows.
-    pub n_copies: u64,
-    /// Distance from one row to the next, in bytes.
-    pub stride: u64,
 }
 
 impl SetTensor2dHead {
-    /// Decodes the head alone; the data that follows it is the body's length less [`SET_TENSOR_2D_HEAD`].
+    /// Decodes the head. The length of the data after it is the length of the body minus [`SET_TENSOR_2D_HEAD`].
     pub fn decode(bytes: &[u8; SET_TENSOR_2D_HEAD]) -> Result<SetTensor2dHead, WireError> {
-        SetTensor2dHead::read(&mut Reader::new(bytes))
+        SetTensor2dHead::read(&mut Reader::new(bytes), "head")
     }
-
-    fn read(r: &mut Reader<'_>) -> Result<SetTensor2dHead, WireError> {
-        Ok(SetTensor2dHead {
-            tensor: Field::read(r, "tensor")?,
-            offset: r.u64("offset")?,
-            size: r.u64("size")?,
-            n_copies: r.u64("n_copies")?,
-            stride: r.u64("stride")?,
-        })
-    }
-
-    fn write(&self, out: &mut Vec<u8>) {
-        self.tensor.write(out);
-        [self.offset, self.size, self.n_copies, self.stride].iter().for_each(|n| n.write(out));
-    }
-}
-
-/// Writes rows of equal length into a tensor, at a stride (from 8.0 on).
-#[derive(Clone, Debug, PartialEq)]
-pub struct SetTensor2d<'a> {
-    /// Where the rows go.
-    pub head: SetTensor2dHead,
-    /// The rows, one after the other: everything that follows the head.
-    pub data: &'a [u8],
-}
-
-impl<'a> Body<'a> for SetTensor2d<'a> {
-    fn read(r: &mut Reader<'a>, _: &Limits) -> Result<Self, WireError> {
-        Ok(SetTensor2d { head: SetTensor2dHead::read(r)?, data: r.rest() })
-    }
-
-    fn size(&self) -> u64 {
-        SET_TENSOR_2D_HEAD as u64 + self.data.len() as u64
-    }
-
-    fn write(&self, out: &mut Vec<u8>) {
-        self.head.write(out);
-        out.extend_from_slice(self.data);
-    }
-}
-
-/// Queries how many bytes a tensor takes on a device.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GetAllocSize<'a> {
-    /// Device, by its index on the server.
-    pub device: u32,
-    /// The tensor. Its buffer and address are irrelevant, and may belong to another server.
-    pub tensor: TensorRecord,
-    /// Encoded records of its sources; zeros for an absent source.
-    pub srcs: &'a [[u8; TENSOR_RECORD]; MAX_SRC],
 }
 
 impl<'a> GetAllocSize<'a> {
@@ -403,76 +264,27 @@ impl<'a> GetAllocSize<'a> {
     }
 }
 
-const SRCS: usize = MAX_SRC * TENSOR_RECORD;
-
-impl<'a> Body<'a> for GetAllocSize<'a> {
-    fn read(r: &mut Reader<'a>, _: &Limits) -> Result<Self, WireError> {
-        let device = Field::read(r, "device")?;
-        let tensor = Field::read(r, "tensor")?;
-        let srcs = bytemuck::cast_ref(r.array::<SRCS>("srcs")?);
-        Ok(GetAllocSize { device, tensor, srcs })
-    }
-
-    fn size(&self) -> u64 {
-        u32::SIZE + TensorRecord::SIZE + SRCS as u64
+impl<'a> Field<'a> for &'a [[u8; TENSOR_RECORD]; MAX_SRC] {
+    fn read(r: &mut Reader<'a>, what: &'static str) -> Result<Self, WireError> {
+        Ok(bytemuck::cast_ref(r.array::<{ MAX_SRC * TENSOR_RECORD }>(what)?))
     }
 
     fn write(&self, out: &mut Vec<u8>) {
-        self.device.write(out);
-        self.tensor.write(out);
-        out.extend_from_slice(self.srcs.as_flattened());
+        out.extend_from_slice(self.as_flattened());
     }
 }
 
-macro_rules! requests {
-    ($($name:ident $(<$life:lifetime>)?)*) => {
-        /// A request.
-        // The largest variant holds two records by value. A receiver has one request at a time, on its stack; a box would cost
-        // an allocation for each small GET_TENSOR.
-        #[allow(clippy::large_enum_variant)]
-        #[derive(Clone, Debug, PartialEq)]
-        #[allow(missing_docs)] // each variant is the struct of its name
-        #[non_exhaustive]
-        pub enum Request<'a> {
-            $($name($name $(<$life>)?),)*
-        }
-
-        impl<'a> Request<'a> {
-            /// Decodes the body of a request. The caller has checked the length with [`RpcCommand::request_size`]; this
-            /// function does not check [`Limits::max_body`].
-            ///
-            /// # Errors
-            /// [`WireError`], which names the first field that is missing, invalid or over `limits`.
-            pub fn decode(command: RpcCommand, body: &'a [u8], limits: &Limits) -> Result<Request<'a>, WireError> {
-                let mut r = Reader::new(body);
-                let request = match command {
-                    $(RpcCommand::$name => Request::$name(Body::read(&mut r, limits)?),)*
-                };
-                r.finish(command.name())?;
-                Ok(request)
-            }
-
-            /// The command of the request.
-            pub const fn command(&self) -> RpcCommand {
-                match self { $(Request::$name(_) => RpcCommand::$name,)* }
-            }
-
-            /// Appends the frame: header and body.
-            pub fn encode(&self, out: &mut Vec<u8>) {
-                match self {
-                    $(Request::$name(body) => {
-                        let header = RequestHeader { command: RpcCommand::$name, size: body.size() };
-                        out.extend_from_slice(&header.encode());
-                        body.write(out);
-                    })*
-                }
-            }
-        }
-    };
-}
-
 requests! {
-    AllocBuffer GetAlignment GetMaxSize BufferGetBase FreeBuffer BufferClear SetTensor<'a> SetTensorHash GetTensor
-    CopyTensor GraphCompute<'a> GetDeviceMemory InitTensor GetAllocSize<'a> Hello DeviceCount GraphRecompute
-    MemsetTensor SetTensor2d<'a> GetTensor2d CommInit CommAllreduce CommFree
+    /// A request.
+    // The largest variant holds two records by value. A receiver has one request at a time, on its stack; a box would cost
+    // an allocation for each small GET_TENSOR.
+    #[allow(clippy::large_enum_variant)]
+    #[derive(Clone, Debug, PartialEq)]
+    Request: RpcCommand, streamed |_| 0;
+    AllocBuffer = AllocBuffer GetAlignment = GetAlignment GetMaxSize = GetMaxSize BufferGetBase = BufferGetBase
+    FreeBuffer = FreeBuffer BufferClear = BufferClear SetTensor<'a> = SetTensor SetTensorHash = SetTensorHash
+    GetTensor = GetTensor CopyTensor = CopyTensor GraphCompute<'a> = GraphCompute GetDeviceMemory = GetDeviceMemory
+    InitTensor = InitTensor GetAllocSize<'a> = GetAllocSize Hello = Hello DeviceCount = DeviceCount
+    GraphRecompute = GraphRecompute MemsetTensor = MemsetTensor SetTensor2d<'a> = SetTensor2d GetTensor2d = GetTensor2d
+    CommInit = CommInit CommAllreduce = CommAllreduce CommFree = CommFree
 }

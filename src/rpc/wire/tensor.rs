@@ -104,9 +104,7 @@ impl PackedRecord {
     }
 }
 
-impl Field for TensorRecord {
-    const SIZE: u64 = TENSOR_RECORD as u64;
-
+impl Field<'_> for TensorRecord {
     fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
         r.array(what).map(TensorRecord::decode)
     }

@@ -54,6 +54,7 @@ pub(super) const SERVER: &[Layer] = &[
         "rpc::server::tenants",
         &[
             "device",
+            "rpc::status",
             "rpc::transport",
             "rpc::server::allowed_keys",
             "rpc::server::limits",
@@ -175,7 +176,7 @@ pub(super) const SERVER: &[Layer] = &[
     ),
     layer(
         "rpc::server::gguf_index",
-        &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
+        &["tensor", "gguf", "device", "rpc::server::folder", "blake3", "rustix", "serde", "serde_json", "files", "io"],
         &["processes", "fastrand"],
     ),
     layer(
@@ -339,7 +340,6 @@ pub(super) const SERVER: &[Layer] = &[
             "rpc::server::client_connection",
             "rpc::server::hangup_watch",
             "rpc::server::host_memory",
-            "rpc::server::listen",
             "rpc::server::context",
             "rpc::server::session",
             "rpc::server::handshake",

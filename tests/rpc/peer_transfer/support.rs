@@ -150,14 +150,10 @@ impl FakeServer {
             graph_budget: 0,
             max_graphs: 0,
             capabilities: ServerCapabilities::default(),
-            sessions: 1,
-            limits: Vec::new(),
-            listeners: Vec::new(),
-            tenants: Vec::new(),
             devices: Vec::new(),
         };
         let mut body = Vec::new();
-        ExtResponse::HelloExt(reply).encode(&mut body);
+        ExtResponse::HelloExt(reply).encode_body(&mut body);
         let mut out = Vec::new();
         out.extend_from_slice(&ResponseHeader { size: body.len() as u64 }.encode());
         out.extend_from_slice(&body);
@@ -212,7 +208,7 @@ impl FakeServerConnection {
     pub(crate) fn reply_to_ping(&mut self) {
         assert_eq!(self.read_message().0, ExtCommand::Ping);
         let mut body = Vec::new();
-        ExtResponse::Ping(ServerState::Ready, 1).encode(&mut body);
+        ExtResponse::Ping(ServerState::Ready, 1).encode_body(&mut body);
         self.send_notification(&Notification::Reply(&body));
     }
 }

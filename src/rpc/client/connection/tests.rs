@@ -81,10 +81,6 @@ fn a_reply_is_overdue_although_the_server_sends_notifications() {
         graph_budget: 1 << 20,
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
-        sessions: 1,
-        limits: Vec::new(),
-        listeners: Vec::new(),
-        tenants: Vec::new(),
         devices: Vec::new(),
     };
     let (connection, mut server) = pair(Duration::from_millis(50), Some(server_info));

@@ -28,10 +28,6 @@ fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
         graph_budget: 1 << 20,
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
-        sessions: 1,
-        listeners: Vec::new(),
-        tenants: Vec::new(),
-        limits: Vec::new(),
         devices: Vec::new(),
     };
     let connection =

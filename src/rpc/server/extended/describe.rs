@@ -1,4 +1,4 @@
-//! The server's self-description: the reply to HELLO_EXT with its devices, and the reply to SUPPORTS_OP.
+//! The replies to HELLO_EXT, with the devices, and to SUPPORTS_OP.
 
 use std::sync::Arc;
 
@@ -7,20 +7,13 @@ use crate::graph::validate::{self, GraphError, OpSet, UntrustedTensor, widen_str
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::listen::ListenerInfo;
 use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
-use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::GraphCompute;
-use crate::rpc::wire::ext::{
-    DeviceFault, DeviceRecord, HelloExtReply, ListenerRecord, ServerCapabilities, TenantRecord,
-};
+use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ServerCapabilities};
 use crate::tensor::{DType, TensorDesc};
 
-/// Most keys that the reply names, so that it does not grow with the list of keys.
-const MAX_TENANTS: usize = 256;
-
-/// The reply to HELLO_EXT for the client at `peer`, which may use `devices`.
-pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, devices: &[&Arc<dyn Device>]) -> HelloExtReply {
+/// The reply to HELLO_EXT for a client that may use `devices`.
+pub(super) fn hello_ext_reply(server: &ServerContext, devices: &[&Arc<dyn Device>]) -> HelloExtReply {
     HelloExtReply {
         build: format!("rpc-server {}", crate::VERSION),
         max_message: server.config.limits.max_body,
@@ -30,47 +23,8 @@ pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, devices: &
             load_by_digest: server.gguf_index.is_some(),
             peer_transfers: server.peers.permits_transfers(),
         },
-        sessions: server.lifecycle.session_count(),
-        listeners: server.listeners.iter().map(listener_record).collect(),
-        limits: limit_records(server, peer),
-        tenants: tenant_records(server, peer),
         devices: devices.iter().map(|device| device_record(&***device)).collect(),
     }
-}
-
-/// Without the IP address, which would tell a client of the networks behind the server.
-fn listener_record(listener: &ListenerInfo) -> ListenerRecord {
-    ListenerRecord { port: listener.addr.port().into(), versions: listener.versions_text() }
-}
-
-/// The keys with sessions, in the order of their names. A client that has proved no key learns none.
-fn tenant_records(server: &ServerContext, peer: PeerAddr) -> Vec<TenantRecord> {
-    let PeerAddr::Key(..) = peer else { return Vec::new() };
-    let mut tenants = server.tenants.keys_with_sessions();
-    tenants.sort_by(|a, b| a.0.cmp(&b.0));
-    tenants.truncate(MAX_TENANTS);
-    let record = |(name, sessions, memory)| TenantRecord { name, sessions, memory };
-    tenants.into_iter().map(record).collect()
-}
-
-/// The limits that clients share, and the limits of the client's address, each with its name in `--limits`, or its option.
-fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)> {
-    let (config, host_memory) = (&server.config, server.host_memory.status());
-    let mut limits = server.tenants.describe(peer);
-    let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-    limits.push(("device memory of a client (max-memory)".to_owned(), memory));
-    let value =
-        format!("{} of {} MiB, at most {}", host_memory.used >> 20, host_memory.limit >> 20, host_memory.peak >> 20);
-    limits.push(("host memory of clients (max-host-memory)".to_owned(), value));
-    let idle = config.idle_timeout.map_or("none".to_owned(), |time| format!("{time:?}"));
-    if let Some(index) = &server.gguf_index {
-        let (hashed, tensors) = index.progress();
-        limits.push(("tensors of models that are indexed (--models)".to_owned(), format!("{hashed} of {tensors}")));
-    }
-    limits.push(("pause before a request (idle-timeout)".to_owned(), idle));
-    let max_run = config.max_run.map_or("none".to_owned(), |time| format!("{time:?}"));
-    limits.push(("time of one graph on a CPU device (max-run)".to_owned(), max_run));
-    limits
 }
 
 fn device_record(device: &dyn Device) -> DeviceRecord {

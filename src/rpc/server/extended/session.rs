@@ -98,9 +98,7 @@ pub(in crate::rpc::server) fn serve_session(
         writer: Arc::clone(&writer),
         resources,
     };
-    session
-        .hello_ext(peer, &header, &mut body)
-        .map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
+    session.hello_ext(&header, &mut body).map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let served = session.serve_requests(&mut body);
     session.load_counts.log(&server.logs, peer);
     // Frees all of the client's memory before the client is notified how its session ended.
@@ -112,12 +110,7 @@ pub(in crate::rpc::server) fn serve_session(
 
 impl ExtendedSession<'_> {
     /// Serves HELLO_EXT, and sends the server's state if it is not ready.
-    fn hello_ext(
-        &mut self,
-        peer: PeerAddr,
-        header: &[u8; REQUEST_HEADER],
-        body: &mut BodyBuffer,
-    ) -> Result<(), SessionError> {
+    fn hello_ext(&mut self, header: &[u8; REQUEST_HEADER], body: &mut BodyBuffer) -> Result<(), SessionError> {
         let server = self.resources.server;
         let limits = &server.config.limits;
         let header = ExtHeader::decode(header)?;
@@ -129,7 +122,7 @@ impl ExtendedSession<'_> {
             return Err(HelloError::UnsupportedRevision(hello.revision).into());
         }
         let mut reply = Vec::new();
-        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, &self.resources.devices)).encode(&mut reply);
+        ExtResponse::HelloExt(describe::hello_ext_reply(server, &self.resources.devices)).encode_body(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
         self.connection.audit().set_extended();
@@ -229,15 +222,15 @@ impl ExtendedSession<'_> {
 
     /// Sends the reply to a command of ggml's protocol, as the body of a REPLY notification.
     fn reply_ggml(&self, response: &Response<'_>) -> Result<(), TransportError> {
-        let mut framed = Vec::new();
-        response.encode(&mut framed);
-        self.writer.send_notification(&Notification::Reply(framed.get(size_of::<u64>()..).unwrap_or_default()))
+        let mut body = Vec::new();
+        response.encode_body(&mut body);
+        self.writer.send_notification(&Notification::Reply(&body))
     }
 
     /// Sends the reply to a command of the extensions.
     pub(super) fn reply(&self, response: &ExtResponse<'_>) -> Result<(), TransportError> {
         let mut body = Vec::new();
-        response.encode(&mut body);
+        response.encode_body(&mut body);
         self.writer.send_notification(&Notification::Reply(&body))
     }
 }

@@ -5,14 +5,8 @@
 //! block until another process opens its other end. New files are written under a name that cannot be predicted
 //! ([`PartialFile`]), because another user may have left a symbolic link under a name that can be.
 
-#[cfg(not(unix))]
-mod portable;
-#[cfg(unix)]
 mod unix;
 
-#[cfg(not(unix))]
-pub(in crate::rpc::server) use portable::{Folder, FolderId};
-#[cfg(unix)]
 pub(in crate::rpc::server) use unix::{Folder, FolderId};
 
 use std::ffi::{OsStr, OsString};

@@ -13,19 +13,12 @@ use thiserror::Error;
 use super::file::FileIdentity;
 use super::scan::{IndexSnapshot, MAX_TENSORS};
 use crate::rpc::server::folder::{FileError, Folder, Links};
-use crate::rpc::wire::{Reader, WireError};
-
-const MAGIC: &[u8; 8] = b"fanoutGD";
-const VERSION: u32 = 1;
 
 /// Limit of the size of the file: the most tensors that an index has, each in a file of its own.
-const MAX_BYTES: u64 = MAX_TENSORS as u64 * (IDENTITY_BYTES + 4 + TENSOR_BYTES) + 48;
+const MAX_BYTES: u64 = MAX_TENSORS as u64 * 512;
 
-/// Size of a [`FileIdentity`] in the file.
-const IDENTITY_BYTES: u64 = 7 * 8;
-
-/// Size of a tensor in the file: offset, size, digest.
-const TENSOR_BYTES: u64 = 8 + 8 + 32;
+/// Bytes of the first line: the checksum in hexadecimal digits.
+const CHECKSUM_LINE: usize = 2 * blake3::OUT_LEN + 1;
 
 /// Digests of a file's tensors: offset in the file, size in bytes, digest.
 pub(super) type TensorDigests = Vec<(u64, u64, [u8; 32])>;
@@ -39,9 +32,7 @@ enum DigestFileError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
-    Form(#[from] WireError),
-    #[error("not a file of digests of version {VERSION}")]
-    Version,
+    Form(#[from] serde_json::Error),
     #[error("longer than {MAX_BYTES} bytes")]
     TooLong,
     #[error("damaged: it does not match its checksum")]
@@ -88,8 +79,8 @@ impl DigestFile {
 
     /// Writes the digests that a snapshot has. An error is logged.
     pub(super) fn write(&self, snapshot: &IndexSnapshot) {
-        let bytes = encode(&snapshot.known_digests());
         let write = || {
+            let bytes = encode(&snapshot.known_digests())?;
             let mut partial = self.folder.create_partial()?;
             let mut out = BufWriter::new(partial.file());
             out.write_all(&bytes)?;
@@ -103,58 +94,23 @@ impl DigestFile {
     }
 }
 
-fn encode(known: &[(FileIdentity, TensorDigests)]) -> Vec<u8> {
-    let mut out = MAGIC.to_vec();
-    out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&(known.len() as u32).to_le_bytes());
-    for (FileIdentity { device, inode, bytes, modified, changed }, tensors) in known {
-        for number in [device, inode, bytes] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        for number in [modified, changed].into_iter().flatten() {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        out.extend_from_slice(&(tensors.len() as u32).to_le_bytes());
-        for (start, bytes, digest) in tensors {
-            out.extend_from_slice(&start.to_le_bytes());
-            out.extend_from_slice(&bytes.to_le_bytes());
-            out.extend_from_slice(digest);
-        }
-    }
-    let checksum = blake3::hash(&out);
-    out.extend_from_slice(checksum.as_bytes());
-    out
+/// The digests as JSON, after a line with the checksum: a damaged digest would hide its tensor until the model's file changes.
+fn encode(known: &[(FileIdentity, TensorDigests)]) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_vec(known)?;
+    Ok([checksum_line(&json).as_bytes(), &json].concat())
+}
+
+fn checksum_line(json: &[u8]) -> String {
+    format!("{}\n", blake3::hash(json).to_hex())
 }
 
 fn decode(bytes: &[u8]) -> Result<KnownDigests, DigestFileError> {
-    let (body, checksum) = bytes.split_last_chunk::<32>().ok_or(DigestFileError::Checksum)?;
-    let mut r = Reader::new(body);
-    if r.array("magic")? != MAGIC || r.u32("version")? != VERSION {
-        return Err(DigestFileError::Version);
-    }
-    if blake3::hash(body) != *checksum {
+    let (checksum, json) = bytes.split_at_checked(CHECKSUM_LINE).ok_or(DigestFileError::Checksum)?;
+    if checksum != checksum_line(json).as_bytes() {
         return Err(DigestFileError::Checksum);
     }
-    let mut known = KnownDigests::new();
-    for _ in 0..r.u32("number of files")? {
-        let mut number = || r.u64("identity of a file");
-        let identity = FileIdentity {
-            device: number()?,
-            inode: number()?,
-            bytes: number()?,
-            modified: [number()?.cast_signed(), number()?.cast_signed()],
-            changed: [number()?.cast_signed(), number()?.cast_signed()],
-        };
-        let tensors = r.u32("number of tensors")?;
-        // Grows as tensors are read: the count may be wrong.
-        let mut digests = Vec::new();
-        for _ in 0..tensors {
-            digests.push((r.u64("offset")?, r.u64("size")?, *r.array("digest")?));
-        }
-        known.insert(identity, digests);
-    }
-    r.finish("digests")?;
-    Ok(known)
+    let known: Vec<(FileIdentity, TensorDigests)> = serde_json::from_slice(json)?;
+    Ok(known.into_iter().collect())
 }
 
 #[cfg(test)]
@@ -170,29 +126,40 @@ mod tests {
         ]
     }
 
-    fn with_checksum(mut body: Vec<u8>) -> Vec<u8> {
-        let checksum = blake3::hash(&body);
-        body.extend_from_slice(checksum.as_bytes());
-        body
+    fn encoded(known: &[(FileIdentity, TensorDigests)]) -> Vec<u8> {
+        encode(known).expect("JSON")
+    }
+
+    fn with_checksum(json: &[u8]) -> Vec<u8> {
+        [checksum_line(json).as_bytes(), json].concat()
     }
 
     #[test]
     fn digests_are_read_as_they_were_written() {
-        assert_eq!(decode(&encode(&example())).expect("valid"), example().into_iter().collect());
-        assert!(decode(&encode(&[])).expect("valid").is_empty());
+        assert_eq!(decode(&encoded(&example())).expect("valid"), example().into_iter().collect());
+        assert!(decode(&encoded(&[])).expect("valid").is_empty());
+    }
+
+    #[test]
+    fn the_largest_tensor_fits_into_the_limit() {
+        let times = [i64::MIN; 2];
+        let identity =
+            FileIdentity { device: u64::MAX, inode: u64::MAX, bytes: u64::MAX, modified: times, changed: times };
+        let of_one = serde_json::to_vec(&(identity, vec![(u64::MAX, u64::MAX, [u8::MAX; 32])])).expect("JSON");
+        assert!((of_one.len() as u64 + 1) * MAX_TENSORS as u64 + 100 <= MAX_BYTES, "{}", of_one.len());
     }
 
     #[test]
     fn invalid_bytes_are_refused() {
-        let valid = encode(&example());
+        let valid = encoded(&example());
         for len in 0..valid.len() {
             assert!(decode(&valid[..len]).is_err(), "{len} bytes");
         }
-        let body = &valid[..valid.len() - 32];
-        for len in 0..body.len() {
-            assert!(decode(&with_checksum(body[..len].to_vec())).is_err(), "{len} bytes with a checksum");
+        let json = &valid[CHECKSUM_LINE..];
+        for len in 0..json.len() {
+            assert!(decode(&with_checksum(&json[..len])).is_err(), "{len} bytes with a checksum");
         }
-        assert!(decode(&with_checksum([body, &[0]].concat())).is_err(), "trailing bytes");
+        assert!(decode(&with_checksum(&[json, &[0]].concat())).is_err(), "trailing bytes");
         for at in 0..valid.len() {
             let mut bytes = valid.clone();
             bytes[at] ^= 1;
@@ -206,7 +173,7 @@ mod tests {
         let file = DigestFile::open(&dir.path().join("new"), dir.path()).expect("a folder");
         assert!(file.read().is_empty(), "absent");
         let path = file.folder.path_of(&file.name);
-        std::fs::write(&path, encode(&example())).expect("written");
+        std::fs::write(&path, encoded(&example())).expect("written");
         assert_eq!(file.read().len(), 3);
         std::fs::File::create(&path).expect("a file").set_len(MAX_BYTES + 1).expect("a sparse file");
         assert!(file.read().is_empty(), "too long");

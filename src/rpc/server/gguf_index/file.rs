@@ -2,7 +2,10 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use crate::rpc::server::folder::{FileError, Folder, Links};
 
@@ -42,7 +45,7 @@ pub(super) fn follows_links(folder: &Folder) -> io::Result<bool> {
 
 /// Identity of the content of a file: a file with another one may have other bytes. Times have nanoseconds; the time of the
 /// last change of the status (ctime) cannot be set back by the owner of a file, as that of its modification can.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(super) struct FileIdentity {
     pub(super) device: u64,
     pub(super) inode: u64,
@@ -52,9 +55,7 @@ pub(super) struct FileIdentity {
 }
 
 impl FileIdentity {
-    #[cfg(unix)]
     pub(super) fn of(meta: &Metadata) -> FileIdentity {
-        use std::os::unix::fs::MetadataExt;
         FileIdentity {
             device: meta.dev(),
             inode: meta.ino(),
@@ -62,14 +63,6 @@ impl FileIdentity {
             modified: [meta.mtime(), meta.mtime_nsec()],
             changed: [meta.ctime(), meta.ctime_nsec()],
         }
-    }
-
-    /// Systems without numbers of files: the size and the time of the modification.
-    #[cfg(not(unix))]
-    pub(super) fn of(meta: &Metadata) -> FileIdentity {
-        let modified = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-        let modified = modified.map_or([0; 2], |time| [time.as_secs().cast_signed(), time.subsec_nanos().into()]);
-        FileIdentity { device: 0, inode: 0, bytes: meta.len(), modified, changed: [0; 2] }
     }
 }
 

@@ -2,7 +2,7 @@
 //! GET and HEAD.
 //!
 //! A connection that begins with a method of HTTP leaves the sessions, also if the server is full or drains, and takes a place of the
-//! [`HttpPool`]. Nothing here waits for a lock that a session takes (`statistics`). Clients of other machines see no addresses and no
+//! [`HttpPool`] for one request: a page and a scraper ask once a second, for which a new connection costs little. Nothing here waits for a lock that a session takes (`statistics`). Clients of other machines see no addresses and no
 //! keys; names of models are not known here.
 
 mod metrics;
@@ -27,9 +27,6 @@ const PAGE: &str = include_str!("status.html");
 
 /// Time within which a head must arrive, and a response must be read.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Longest pause between two requests of a connection.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Generates from one table the routes and their paths.
 macro_rules! routes {
@@ -63,18 +60,18 @@ routes! {
     Status: "/api/status";
 }
 
-/// Serves a connection to its end. `received` are its bytes that were read.
+/// Serves the request of a connection, and closes it. `received` are its bytes that were read.
 pub(super) fn serve(server: &Arc<ServerContext>, connection: Connection, received: Vec<u8>) {
     let peer = connection.peer();
     let Some(permit) = server.http.admit(peer, connection.aborter()) else {
         return log::debug!("{peer}: closed, because all connections for HTTP of its address are used");
     };
-    if let Err(e) = serve_requests(server, connection, received, &permit) {
+    if let Err(e) = serve_request(server, connection, received, &permit) {
         log::debug!("{peer}: HTTP ended: {e}");
     }
 }
 
-fn serve_requests(
+fn serve_request(
     server: &ServerContext,
     connection: Connection,
     mut received: Vec<u8>,
@@ -82,50 +79,35 @@ fn serve_requests(
 ) -> Result<(), TransportError> {
     let peer = connection.peer();
     let (mut receiver, mut sender) = connection.split();
-    let mut has_served = false;
-    loop {
-        let (mut deadline, mut is_waiting) = (Deadline::after(MESSAGE_TIMEOUT), false);
-        let request = loop {
-            match request::parse(&received, server.http.host_names()) {
-                Ok(Some((request, len))) => {
-                    received.drain(..len);
-                    break Ok(request);
-                }
-                Err(bad) => break Err(bad),
-                Ok(None) => {}
-            }
-            if received.is_empty() && !is_waiting && has_served {
-                (deadline, is_waiting) = (Deadline::after(IDLE_TIMEOUT), true);
-            } else if !received.is_empty() && is_waiting {
-                (deadline, is_waiting) = (Deadline::after(MESSAGE_TIMEOUT), false);
-            }
-            let mut bytes = [0; 1024];
-            let room = bytes.len().min(MAX_HEAD.saturating_sub(received.len()).max(1));
-            match receiver.read_into(bytes.get_mut(..room).unwrap_or_default(), &deadline)? {
-                0 => return Ok(()),
-                n => received.extend_from_slice(bytes.get(..n).unwrap_or_default()),
-            }
-            // A client that sends single bytes never lets the read time out.
-            if !is_waiting && deadline.remaining().is_none() {
-                return Ok(());
-            }
-        };
-        let Some((serving, wait)) = permit.begin_request() else { return Ok(()) };
-        has_served = true;
-        if !wait.is_zero() {
-            std::thread::sleep(wait);
+    let deadline = Deadline::after(MESSAGE_TIMEOUT);
+    let request = loop {
+        match request::parse(&received, server.http.host_names()) {
+            Ok(Some(request)) => break Ok(request),
+            Err(bad) => break Err(bad),
+            Ok(None) => {}
         }
-        let (response, keep_alive, head_only) = match request {
-            Ok(request) => (respond(server, &request, peer), request.keep_alive, request.head_only),
-            Err(bad) => (Response::of_bad_request(bad), false, false),
-        };
-        // The connection of a client that does not read is closed for a new one.
-        drop(serving);
-        sender.write_by(&response.encode(keep_alive, head_only), &Deadline::after(MESSAGE_TIMEOUT))?;
-        if !keep_alive || server.lifecycle.is_stopping() {
+        let mut bytes = [0; 1024];
+        let room = bytes.len().min(MAX_HEAD.saturating_sub(received.len()).max(1));
+        match receiver.read_into(bytes.get_mut(..room).unwrap_or_default(), &deadline)? {
+            0 => return Ok(()),
+            n => received.extend_from_slice(bytes.get(..n).unwrap_or_default()),
+        }
+        // A client that sends single bytes never lets the read time out.
+        if deadline.remaining().is_none() {
             return Ok(());
         }
+    };
+    let Some((serving, wait)) = permit.begin_request() else { return Ok(()) };
+    if !wait.is_zero() {
+        std::thread::sleep(wait);
     }
+    let (response, head_only) = match request {
+        Ok(request) => (respond(server, &request, peer), request.head_only),
+        Err(bad) => (Response::of_bad_request(bad), false),
+    };
+    // A client that does not read gives way to a new one.
+    drop(serving);
+    sender.write_by(&response.encode(head_only), &Deadline::after(MESSAGE_TIMEOUT))
 }
 
 fn respond(server: &ServerContext, request: &Request, peer: PeerAddr) -> Response {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::rpc::server::tenants::Tenant;
 use crate::rpc::transport::{Aborter, PeerAddr};
 
-/// Connections at a time: each has a thread. Status pages and scrapers keep theirs open.
+/// Connections at a time: each has a thread.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Connections of one address (IPv6: of one network of 64 bits), except loopback.
@@ -51,19 +51,18 @@ pub(in crate::rpc::server) struct HttpPool {
 
 #[derive(Default)]
 struct PoolState {
+    /// By number, in the order of their beginnings.
     connections: HashMap<u64, HttpConnection>,
     next_key: u64,
     /// When all requests so far are done, if each took [`SPACING`].
     paced_until: Option<Instant>,
 }
 
-/// A connection. It is closed for a new one if it waits for a request.
+/// A connection. It is closed for a new one while its request has not arrived, and while its response is not read.
 struct HttpConnection {
     address: Option<Tenant>,
     aborter: Aborter,
     is_serving: bool,
-    /// The beginning of the connection, or the end of its last request.
-    waits_since: Instant,
 }
 
 /// Keeps the place of a connection.
@@ -86,8 +85,8 @@ impl HttpPool {
         lock(&self.state).connections.values().for_each(|connection| connection.aborter.abort());
     }
 
-    /// A place for the client at `peer`. If all are taken, the connection that has waited longest for a request is closed; `None`: all
-    /// serve one. A second client of the same address closes no connection of another address.
+    /// A place for the client at `peer`. If all are taken, the oldest connection that serves no request is closed; `None`: all
+    /// serve one. A second client of the same address gives way to no other address.
     pub(super) fn admit(&self, peer: PeerAddr, aborter: Aborter) -> Option<HttpPermit> {
         // Loopback has no limit of its own.
         let address = Tenant::of(peer, false);
@@ -100,16 +99,14 @@ impl HttpPool {
                 !connection.is_serving && (of_address < MAX_PER_ADDRESS || connection.address == address)
             };
             let waiting = state.connections.iter().filter(|(_, connection)| may_close(connection));
-            let (&key, _) = waiting.min_by_key(|&(&key, connection)| (connection.waits_since, key))?;
+            let key = waiting.map(|(&key, _)| key).min()?;
             if let Some(connection) = state.connections.remove(&key) {
                 connection.aborter.abort();
             }
         }
         let key = state.next_key;
         state.next_key += 1;
-        state
-            .connections
-            .insert(key, HttpConnection { address, aborter, is_serving: false, waits_since: Instant::now() });
+        state.connections.insert(key, HttpConnection { address, aborter, is_serving: false });
         Some(HttpPermit { state: Arc::clone(&self.state), key })
     }
 }
@@ -122,12 +119,12 @@ fn reserve_turn(paced_until: &mut Option<Instant>, now: Instant) -> Duration {
 }
 
 impl HttpPermit {
-    /// Begins a request, which lasts until the guard is dropped, and returns how long it has to wait for its turn. No other connection
+    /// Begins the request, which lasts until the guard is dropped, and returns how long it has to wait for its turn. No other connection
     /// takes the place meanwhile, so at most [`MAX_CONNECTIONS`] requests wait. `None`: another one has taken it already.
     pub(super) fn begin_request(&self) -> Option<(RequestGuard<'_>, Duration)> {
         let (mut state, now) = (lock(&self.state), Instant::now());
         let connection = state.connections.get_mut(&self.key)?;
-        (connection.is_serving, connection.waits_since) = (true, now);
+        connection.is_serving = true;
         let wait = reserve_turn(&mut state.paced_until, now);
         drop(state);
         Some((RequestGuard(self), wait))
@@ -139,7 +136,7 @@ pub(super) struct RequestGuard<'a>(&'a HttpPermit);
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         if let Some(connection) = lock(&self.0.state).connections.get_mut(&self.0.key) {
-            (connection.is_serving, connection.waits_since) = (false, Instant::now());
+            connection.is_serving = false;
         }
     }
 }
@@ -171,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_that_has_waited_longest_gives_way() {
+    fn the_oldest_connection_without_a_request_is_closed() {
         let pool = HttpPool::new(HostNames::default());
         let all: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(&pool, "127.0.0.1")).collect();
         assert!(all.iter().all(|(permit, _)| permit.is_some()));

@@ -28,8 +28,6 @@ pub(super) struct Request {
     pub(super) route: Option<Route>,
     /// Whether only the head of the response is wanted.
     pub(super) head_only: bool,
-    /// Whether the client lets the connection open.
-    pub(super) keep_alive: bool,
     /// Whether `Host` is a name for this server: see [`HostNames`].
     pub(super) host_is_known: bool,
 }
@@ -49,23 +47,23 @@ pub(super) enum BadRequest {
     Body,
 }
 
-/// The request at the beginning of `bytes`, and its length. `None`: more bytes are needed.
+/// The request at the beginning of `bytes`. `None`: more bytes are needed.
 ///
 /// # Errors
 /// [`BadRequest`].
-pub(super) fn parse(bytes: &[u8], names: &HostNames) -> Result<Option<(Request, usize)>, BadRequest> {
+pub(super) fn parse(bytes: &[u8], names: &HostNames) -> Result<Option<Request>, BadRequest> {
     // Only so many bytes are parsed, however many have arrived: a longer head is then incomplete, and the reply does not depend on
     // how its bytes were received.
     let bytes = bytes.get(..MAX_HEAD).unwrap_or(bytes);
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
-    let len = match request.parse(bytes) {
-        Ok(httparse::Status::Complete(len)) => len,
+    match request.parse(bytes) {
+        Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) if bytes.len() == MAX_HEAD => return Err(BadRequest::TooLarge),
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => return Err(BadRequest::TooLarge),
         Err(_) => return Err(BadRequest::Malformed),
-    };
+    }
     let head_only = match request.method {
         Some("GET") => false,
         Some("HEAD") => true,
@@ -86,19 +84,13 @@ pub(super) fn parse(bytes: &[u8], names: &HostNames) -> Result<Option<(Request, 
         (None, _) => None,
         (Some(_), Some(_)) => return Err(BadRequest::Malformed),
     };
-    let wants = |option: &str| {
-        let mut options = values("connection").filter_map(|value| std::str::from_utf8(value).ok());
-        options.any(|list| list.split(',').any(|one| one.trim().eq_ignore_ascii_case(option)))
-    };
     let path = request.path.unwrap_or_default();
     let path = path.split_once('?').map_or(path, |(path, _)| path);
-    let request = Request {
+    Ok(Some(Request {
         route: Route::of_path(path),
         head_only,
-        keep_alive: if is_1_1 { !wants("close") } else { wants("keep-alive") },
         host_is_known: host.is_none_or(|host| names.is_known(host)),
-    };
-    Ok(Some((request, len)))
+    }))
 }
 
 #[cfg(test)]
@@ -127,21 +119,18 @@ mod tests {
 
     #[test]
     fn requests() {
-        let request = |route, head_only, keep_alive, host_is_known| {
-            Ok(Some(Request { route, head_only, keep_alive, host_is_known }))
-        };
+        let request = |route, head_only, host_is_known| Ok(Some(Request { route, head_only, host_is_known }));
         for (text, want) in [
-            ("GET / HTTP/1.1\r\nHost: 10.0.0.5:50052\r\n\r\n", request(Some(Route::Page), false, true, true)),
-            ("GET /?x=1 HTTP/1.1\r\nHost: [::1]:50052\r\n\r\n", request(Some(Route::Page), false, true, true)),
+            ("GET / HTTP/1.1\r\nHost: 10.0.0.5:50052\r\n\r\n", request(Some(Route::Page), false, true)),
+            ("GET /?x=1 HTTP/1.1\r\nHost: [::1]:50052\r\n\r\n", request(Some(Route::Page), false, true)),
             (
                 "HEAD /metrics HTTP/1.1\r\nhost: LOCALHOST\r\nConnection: close\r\n\r\n",
-                request(Some(Route::Metrics), true, false, true),
+                request(Some(Route::Metrics), true, true),
             ),
-            ("GET /health HTTP/1.1\r\nHost: GPU-2:1\r\n\r\n", request(Some(Route::Health), false, true, true)),
-            ("GET /ready HTTP/1.1\r\nHost: evil.example\r\n\r\n", request(Some(Route::Ready), false, true, false)),
-            ("GET /api/status HTTP/1.1\r\nHost: [::1\r\n\r\n", request(Some(Route::Status), false, true, false)),
-            ("GET /x HTTP/1.0\r\n\r\n", request(None, false, false, true)),
-            ("GET / HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", request(Some(Route::Page), false, true, true)),
+            ("GET /health HTTP/1.1\r\nHost: GPU-2:1\r\n\r\n", request(Some(Route::Health), false, true)),
+            ("GET /ready HTTP/1.1\r\nHost: evil.example\r\n\r\n", request(Some(Route::Ready), false, false)),
+            ("GET /api/status HTTP/1.1\r\nHost: [::1\r\n\r\n", request(Some(Route::Status), false, false)),
+            ("GET /x HTTP/1.0\r\n\r\n", request(None, false, true)),
             ("GET / HTTP/1.1\r\nHost: 10.0.0.5\r\n", Ok(None)),
             ("G", Ok(None)),
             ("GET / HTTP/1.1\r\n\r\n", Err(BadRequest::NoHost)),
@@ -152,16 +141,8 @@ mod tests {
             ("GET / HTTP/2.0\r\n\r\n", Err(BadRequest::Malformed)),
             ("GET /\0 HTTP/1.1\r\n\r\n", Err(BadRequest::Malformed)),
         ] {
-            let got = parse(text.as_bytes(), &names()).map(|found| {
-                found.map(|(request, len)| {
-                    assert_eq!(len, text.len());
-                    request
-                })
-            });
-            assert_eq!(got, want, "{text:?}");
+            assert_eq!(parse(text.as_bytes(), &names()), want, "{text:?}");
         }
-        let pipelined = "GET / HTTP/1.1\r\nHost: 10.0.0.5\r\n\r\nGET";
-        assert_eq!(parse(pipelined.as_bytes(), &names()).unwrap().unwrap().1, pipelined.len() - 3);
     }
 
     /// A head of exactly the limit is served, and no longer one, whether it arrives at once or with a request after it.
@@ -172,8 +153,8 @@ mod tests {
             format!("{start}{}{end}", "x".repeat(len - start.len() - end.len()))
         };
         for (len, behind) in [(MAX_HEAD, ""), (MAX_HEAD, "GET"), (MAX_HEAD + 1, ""), (9000, ""), (9000, "GET")] {
-            let got = parse((head_of(len) + behind).as_bytes(), &names()).map(|found| found.map(|(_, len)| len));
-            let want = if len <= MAX_HEAD { Ok(Some(len)) } else { Err(BadRequest::TooLarge) };
+            let got = parse((head_of(len) + behind).as_bytes(), &names()).map(|found| found.is_some());
+            let want = if len <= MAX_HEAD { Ok(true) } else { Err(BadRequest::TooLarge) };
             assert_eq!(got, want, "{len} {behind}");
         }
         let field = |n: usize| format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}", "x".repeat(n));

@@ -49,7 +49,7 @@ impl Response {
     }
 
     /// The bytes of the response.
-    pub(super) fn encode(&self, keep_alive: bool, head_only: bool) -> Vec<u8> {
+    pub(super) fn encode(&self, head_only: bool) -> Vec<u8> {
         let reason = match self.status {
             200 => "OK",
             400 => "Bad Request",
@@ -74,7 +74,7 @@ impl Response {
         if self.status == 405 {
             field("Allow", "GET, HEAD");
         }
-        field("Connection", if keep_alive { "keep-alive" } else { "close" });
+        field("Connection", "close");
         head.push_str("\r\n");
         let mut bytes = head.into_bytes();
         if !head_only {

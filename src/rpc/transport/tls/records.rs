@@ -1,6 +1,10 @@
 //! TLS 1.3 records after the handshake (RFC 8446, section 5): the two directions of a connection, which two threads use without
 //! sharing a lock. The ciphers, their nonces and the padding are rustls'; this file splits the stream into records,
 //! counts them and follows key updates.
+//!
+//! rustls' own (unbuffered) connections would do all of this behind one lock of both directions. A version on them was 192 lines
+//! longer, because buffers, splitting and alerts stay outside of rustls, and copied each byte once more per direction. It had 0.97 of the
+//! rate of uploads and 0.89 of that of downloads (`cargo bench --bench tls -- rates`, medians of 5 paired rounds on 2 busy cores).
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

@@ -1,7 +1,6 @@
 //! Errors of devices on the wire.
 
-use super::super::codec::{Reader, WireError};
-use super::{text, write_text};
+use super::super::codec::{Field, Reader, WireError};
 
 /// An error of a device, which a server reports to its client. A client can handle exhausted memory and unsupported nodes, so
 /// these keep their kind; all other errors are only a text.
@@ -39,10 +38,11 @@ impl DeviceFault {
     pub fn new(text: impl Into<String>) -> DeviceFault {
         DeviceFault { kind: DeviceFaultKind::Other, text: text.into() }
     }
+}
 
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<DeviceFault, WireError> {
-        let kind = r.u32("kind")?;
-        let kind = match kind {
+impl Field<'_> for DeviceFault {
+    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
+        let kind = match r.u32("kind")? {
             0 => DeviceFaultKind::Other,
             1 => DeviceFaultKind::OutOfMemory {
                 requested: r.u64("requested")?,
@@ -53,26 +53,19 @@ impl DeviceFault {
             3 => DeviceFaultKind::Data(r.u32("op")?),
             have => return Err(WireError::BadValue { what: "kind", expected: "0 to 3", have: have.into() }),
         };
-        Ok(DeviceFault { kind, text: text(r, "reason")?.to_owned() })
+        Ok(DeviceFault { kind, text: Field::read(r, what)? })
     }
 
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let mut number = |n: u32| out.extend_from_slice(&n.to_le_bytes());
+    fn write(&self, out: &mut Vec<u8>) {
         match self.kind {
-            DeviceFaultKind::Other => number(0),
+            DeviceFaultKind::Other => 0_u32.write(out),
             DeviceFaultKind::OutOfMemory { requested, available, limit } => {
-                number(1);
-                [requested, available, limit].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                1_u32.write(out);
+                [requested, available, limit].iter().for_each(|n| n.write(out));
             }
-            DeviceFaultKind::Unsupported(op) => {
-                number(2);
-                number(op);
-            }
-            DeviceFaultKind::Data(op) => {
-                number(3);
-                number(op);
-            }
+            DeviceFaultKind::Unsupported(op) => [2, op].iter().for_each(|n| n.write(out)),
+            DeviceFaultKind::Data(op) => [3, op].iter().for_each(|n| n.write(out)),
         }
-        write_text(&self.text, out);
+        self.text.write(out);
     }
 }

@@ -1,8 +1,9 @@
 //! Notifications: all messages that a server sends after the reply to HELLO_EXT, each with its kind in the header.
 
 use super::super::codec::{Field, Reader, WireError};
+use super::super::frame::{header, write_frame};
+use super::DeviceFault;
 use super::hello_ext::ServerState;
-use super::{DeviceFault, text, write_text};
 
 /// Length of a notification's header in bytes: `kind u8 | size u64`.
 pub const NOTIFICATION_HEADER: usize = 9;
@@ -58,9 +59,7 @@ impl NotificationHeader {
 
     /// Encodes the header.
     pub fn encode(&self) -> [u8; NOTIFICATION_HEADER] {
-        let mut bytes = [self.kind as u8; NOTIFICATION_HEADER];
-        bytes[1..].copy_from_slice(&self.size.to_le_bytes());
-        bytes
+        header(self.kind as u8, self.size)
     }
 }
 
@@ -123,10 +122,10 @@ impl<'a> Notification<'a> {
             }
             NotificationKind::ReadData => Notification::ReadData { id: r.u64("id")?, bytes: r.rest() },
             NotificationKind::QueueFailed => {
-                Notification::QueueFailed { queue: r.u32("queue")?, fault: DeviceFault::read(&mut r)? }
+                Notification::QueueFailed { queue: r.u32("queue")?, fault: Field::read(&mut r, "reason")? }
             }
-            NotificationKind::ProtocolError => Notification::ProtocolError(text(&mut r, "reason")?),
-            NotificationKind::ServerState => Notification::ServerState(ServerState::read(&mut r)?),
+            NotificationKind::ProtocolError => Notification::ProtocolError(Field::read(&mut r, "reason")?),
+            NotificationKind::ServerState => Notification::ServerState(Field::read(&mut r, "state")?),
         };
         r.finish("notification")?;
         Ok(notification)
@@ -134,26 +133,22 @@ impl<'a> Notification<'a> {
 
     /// Appends the frame: header and body.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let start = out.len();
-        out.extend_from_slice(&[0; NOTIFICATION_HEADER]);
-        match self {
-            Notification::Reply(body) => out.extend_from_slice(body),
+        write_frame(self.kind() as u8, 0, out, |out| match self {
+            Notification::Reply(body) => body.write(out),
             Notification::MarkReached { queue, number } => {
                 queue.write(out);
                 number.write(out);
             }
             Notification::ReadData { id, bytes } => {
                 id.write(out);
-                out.extend_from_slice(bytes);
+                bytes.write(out);
             }
             Notification::QueueFailed { queue, fault } => {
                 queue.write(out);
                 fault.write(out);
             }
-            Notification::ProtocolError(reason) => write_text(reason, out),
-            Notification::ServerState(state) => out.push(*state as u8),
-        }
-        let header = NotificationHeader { kind: self.kind(), size: (out.len() - start - NOTIFICATION_HEADER) as u64 };
-        out[start..start + NOTIFICATION_HEADER].copy_from_slice(&header.encode());
+            Notification::ProtocolError(reason) => reason.write(out),
+            Notification::ServerState(state) => state.write(out),
+        });
     }
 }

@@ -2,10 +2,11 @@
 
 use super::super::codec::{Field, Reader, WireError};
 use super::super::command::Limits;
+use super::super::frame::write_frame;
 use super::super::graph::GraphCompute;
-use super::super::request::Body;
-use super::command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
-use super::fields::{BufferSpan, BufferSpans, GroupSecret, MessageField, RankAddresses, TensorShape, TransferToken};
+use super::super::messages::{messages, requests};
+use super::command::{ExtCommand, TRANSFER_TOKEN_BYTES};
+use super::fields::{BufferSpan, BufferSpans, GroupSecret, RankAddresses, TensorShape, TransferToken};
 use crate::tensor::ByteRuns;
 
 /// Length in bytes of a WRITE before its data.
@@ -17,32 +18,9 @@ pub const PEER_WRITE_HEAD: usize = TRANSFER_TOKEN_BYTES + 8;
 /// Length in bytes of a PUBLISH_PART before its data.
 pub const PUBLISH_PART_HEAD: usize = 4 + 8 + 4 + 4 + 20 + 4 + 8;
 
-/// Generates requests with fields of fixed size only.
-macro_rules! fixed {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $ty,)*
-        }
+messages! {
+    derive(Clone, Copy, Debug, PartialEq, Eq)
 
-        impl Body<'_> for $name {
-            fn read(_r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
-                Ok($name { $($field: Field::read(_r, stringify!($field))?,)* })
-            }
-
-            fn size(&self) -> u64 {
-                0 $(+ <$ty as Field>::SIZE)*
-            }
-
-            fn write(&self, _out: &mut Vec<u8>) {
-                $(self.$field.write(_out);)*
-            }
-        }
-    )*};
-}
-
-fixed! {
     /// Enables the extensions, in the revision that the server offered in its reply to HELLO. Reply:
     /// [`super::ExtResponse::HelloExt`].
     HelloExt {
@@ -181,34 +159,7 @@ fixed! {
         /// Number of bytes that follow. For REDUCE_SCATTER these are the pieces of the receiver's ranks, otherwise the whole part.
         len: u64,
     }
-}
 
-/// Generates requests with fields of variable length. The trait [`MessageField`] decodes, measures and encodes each field.
-macro_rules! variable {
-    ($($(#[$doc:meta])* $name:ident $(<$life:lifetime>)? { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct $name $(<$life>)? {
-            $($(#[$field_doc])* pub $field: $ty,)*
-        }
-
-        impl<'a> Body<'a> for $name $(<$life>)? {
-            fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError> {
-                Ok($name { $($field: MessageField::decode(r, stringify!($field), limits)?,)* })
-            }
-
-            fn size(&self) -> u64 {
-                0 $(+ MessageField::encoded_len(&self.$field))*
-            }
-
-            fn write(&self, out: &mut Vec<u8>) {
-                $(MessageField::encode(&self.$field, out);)*
-            }
-        }
-    )*};
-}
-
-variable! {
     /// Prepares a graph for repeated runs and stores it under an id. Its tensors lie in buffers of the session, as in a
     /// GRAPH_COMPUTE. No reply.
     PrepareGraph<'a> {
@@ -312,57 +263,14 @@ variable! {
     }
 }
 
-macro_rules! requests {
-    ($($name:ident $(<$life:lifetime>)? = $command:ident)*) => {
-        /// A request of the extensions. Of a WRITE and a PUBLISH_PART it holds only the head, because the data is streamed.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs)] // each variant is the struct of its name
-        #[non_exhaustive]
-        pub enum ExtRequest<'a> {
-            $($name($name $(<$life>)?),)*
-        }
-
-        impl<'a> ExtRequest<'a> {
-            /// Decodes the body of a request; of a WRITE and a PUBLISH_PART, the head. The caller has checked the length of the body with
-            /// [`ExtHeader::body_len`].
-            ///
-            /// # Errors
-            /// [`WireError`], which names the first field that is missing, invalid or over `limits`.
-            pub fn decode(command: ExtCommand, body: &'a [u8], limits: &Limits) -> Result<ExtRequest<'a>, WireError> {
-                let mut r = Reader::new(body);
-                let request = match command {
-                    $(ExtCommand::$command => ExtRequest::$name(Body::read(&mut r, limits)?),)*
-                };
-                r.finish(command.name())?;
-                Ok(request)
-            }
-
-            /// The command of the request.
-            pub const fn command(&self) -> ExtCommand {
-                match self { $(ExtRequest::$name(_) => ExtCommand::$command,)* }
-            }
-
-            /// Appends the frame: header and body. Of a WRITE and a PUBLISH_PART, everything before the data.
-            pub fn encode(&self, out: &mut Vec<u8>) {
-                match self {
-                    $(ExtRequest::$name(body) => {
-                        let data = match self {
-                            ExtRequest::WriteHead(head) => head.span.len,
-                            ExtRequest::PublishPartHead(head) => head.len,
-                            _ => 0,
-                        };
-                        let size = body.size().saturating_add(data); // saturates: no buffer is that large
-                        let header = ExtHeader { command: ExtCommand::$command, size };
-                        out.extend_from_slice(&header.encode());
-                        body.write(out);
-                    })*
-                }
-            }
-        }
-    };
-}
-
 requests! {
+    /// A request of the extensions. Of a WRITE and a PUBLISH_PART it holds only the head, because the data are streamed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    ExtRequest: ExtCommand, streamed |request| match request {
+        ExtRequest::WriteHead(head) => head.span.len,
+        ExtRequest::PublishPartHead(head) => head.len,
+        _ => 0,
+    };
     HelloExt = HelloExt OpenQueue = OpenQueue CloseQueue = CloseQueue PrepareGraph<'a> = PrepareGraph RunGraph = RunGraph
     WriteHead = Write ReadSpans<'a> = Read Fill = Fill CopySpan = Copy Mark = Mark Wait = Wait NotifyReached = NotifyReached
     SupportsOp<'a> = SupportsOp Load<'a> = Load IssueTokens = IssueTokens ReceiveFromPeer = ReceiveFromPeer

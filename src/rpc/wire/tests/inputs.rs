@@ -106,7 +106,7 @@ pub(crate) fn request_fields(command: RpcCommand, buffers: &RequestBuffers) -> V
         RpcCommand::AllocBuffer => vec![("device", 4), ("size", 8)],
         RpcCommand::BufferGetBase | RpcCommand::FreeBuffer => vec![("remote_ptr", 8)],
         RpcCommand::BufferClear => vec![("remote_ptr", 8), ("value", 1)],
-        RpcCommand::SetTensor => vec![("tensor", 296), ("cache_flag", 1), ("offset", 8)],
+        RpcCommand::SetTensor => vec![("tensor", 296), ("cache", 1), ("offset", 8)],
         RpcCommand::SetTensorHash => vec![("tensor", 296), ("offset", 8), ("hash", 8)],
         RpcCommand::GetTensor => vec![("tensor", 296), ("offset", 8), ("size", 8)],
         RpcCommand::CopyTensor => vec![("src", 296), ("dst", 296)],

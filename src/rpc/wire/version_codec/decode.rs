@@ -131,7 +131,7 @@ impl ClientCodec {
             BodySize::Graph if self.codec.has_device_field() => BodySize::Graph,
             // The numbers of nodes and tensors are in the body.
             BodySize::Graph => BodySize::AtLeast(head + 4 + 4),
-            BodySize::Exact(_) | BodySize::Either(..) => BodySize::Exact(head),
+            _ => BodySize::Exact(head),
         }
     }
 
@@ -191,9 +191,9 @@ impl ClientCodec {
     /// # Errors
     /// [`WireError`], naming the first field that is missing, invalid or over `limits`.
     pub(crate) fn read_graph<'a>(self, body: &'a [u8], limits: &Limits) -> Result<ClientGraph<'a>, WireError> {
-        let mut r = Reader::new(body);
+        let mut r = Reader::with_limits(body, *limits);
         r.bytes("device, uid", GRAPH_HEAD)?;
-        let (nodes, records) = read_nodes_and_records(&mut r, limits, self.record_len)?;
+        let (nodes, records) = read_nodes_and_records(&mut r, self.record_len)?;
         r.finish(RpcCommand::GraphCompute.name())?;
         Ok(ClientGraph { nodes, records, record_len: self.record_len })
     }

@@ -4,6 +4,7 @@ use super::layout::{Field, fields};
 use super::{NotExpressible, VersionCodec};
 use crate::ops::OpCode;
 use crate::ops::unary::UnaryKind;
+use crate::rpc::wire::frame::write_body_size;
 use crate::rpc::wire::tensor::PackedRecord;
 use crate::rpc::wire::{
     GraphRecompute, REQUEST_HEADER, Request, RpcCommand, SetTensor, SetTensorHead, TENSOR_RECORD, TensorRecord,
@@ -122,12 +123,4 @@ impl VersionCodec {
         }
         Ok(())
     }
-}
-
-/// Writes the length of a body into the header at `start`: the bytes after the header, and `more` bytes that the caller sends
-/// later. Returns the length.
-fn write_body_size(out: &mut [u8], start: usize, more: u64) -> u64 {
-    let size = more.saturating_add((out.len() - start - REQUEST_HEADER) as u64);
-    out[start + 1..start + REQUEST_HEADER].copy_from_slice(&size.to_le_bytes());
-    size
 }

@@ -36,14 +36,12 @@ pub(super) enum MissingGraph {
     /// The number is 0.
     #[error("graphs with the number 0 are not stored")]
     Unnumbered,
-    /// No GRAPH_COMPUTE had the number since the last clearing but one; the store remembers no further.
-    #[error("no GRAPH_COMPUTE with this number came, or it was forgotten long ago")]
-    NeverSent,
-    /// The last clearing of the device's graphs included it.
+    /// No GRAPH_COMPUTE had the number since the last clearing of the device's graphs.
     #[error(
-        "it was forgotten, with all graphs of the device, when a GRAPH_COMPUTE followed {MAX_GRAPHS} different numbers"
+        "no GRAPH_COMPUTE with this number came since the device's graphs were forgotten last, which happens when one follows \
+         {MAX_GRAPHS} different numbers"
     )]
-    Forgotten,
+    Unknown,
     /// A buffer that it names was freed.
     #[error("a buffer of it was freed")]
     FreedBuffer,
@@ -86,8 +84,6 @@ enum Graph {
 struct DeviceGraphs {
     /// The counted graphs by number, at most [`MAX_GRAPHS`].
     graphs: HashMap<u64, Graph>,
-    /// Numbers that the last clearing forgot.
-    forgotten: Box<[u64]>,
     /// Bytes of the bodies.
     body_bytes: u64,
 }
@@ -95,15 +91,14 @@ struct DeviceGraphs {
 impl DeviceGraphs {
     /// Bytes of the numbers, which eviction does not release.
     fn number_bytes(&self) -> u64 {
-        self.graphs.len() as u64 * NUMBER_BYTES + size_of_val(&*self.forgotten) as u64
+        self.graphs.len() as u64 * NUMBER_BYTES
     }
 
     /// Applies the rule of [`MAX_GRAPHS`], and then counts a number, without a body. Returns true if all graphs were forgotten.
     fn count(&mut self, uid: u64) -> bool {
         let clear = self.graphs.len() >= MAX_GRAPHS;
         if clear {
-            let forgotten = mem::take(self).graphs.into_keys();
-            self.forgotten = forgotten.collect();
+            *self = DeviceGraphs::default();
         }
         self.drop_body(uid, MissingGraph::Evicted);
         self.graphs.insert(uid, Graph::Dropped(MissingGraph::Evicted));
@@ -207,12 +202,11 @@ impl GraphStore {
             return Err(MissingGraph::Unnumbered);
         }
         self.record_use(device, uid);
-        let device = self.devices.get(device as usize).ok_or(MissingGraph::NeverSent)?;
+        let device = self.devices.get(device as usize).ok_or(MissingGraph::Unknown)?;
         match device.graphs.get(&uid) {
             Some(Graph::Stored(stored)) => Ok(Arc::clone(&stored.body)),
             Some(Graph::Dropped(reason)) => Err(*reason),
-            None if device.forgotten.contains(&uid) => Err(MissingGraph::Forgotten),
-            None => Err(MissingGraph::NeverSent),
+            None => Err(MissingGraph::Unknown),
         }
     }
 

@@ -1,9 +1,8 @@
 use super::*;
 use crate::device::Budget;
 use crate::rpc::server::host_memory::{BASE_BYTES, HostMemory};
-use MissingGraph::{Evicted, Forgotten, FreedBuffer, NeverSent, Unnumbered};
+use MissingGraph::{Evicted, FreedBuffer, Unknown, Unnumbered};
 use fastrand::Rng;
-use std::collections::HashSet;
 use std::time::Duration;
 
 const UNLIMITED: u64 = u64::MAX;
@@ -27,7 +26,7 @@ fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
 fn check_bytes(store: &GraphStore) {
     let mut bytes = 0;
     for device in &store.devices {
-        assert!(device.graphs.len() <= MAX_GRAPHS && device.forgotten.len() <= MAX_GRAPHS);
+        assert!(device.graphs.len() <= MAX_GRAPHS);
         bytes += device.number_bytes();
         bytes += device.stored().map(|(_, stored)| stored.bytes()).sum::<u64>();
     }
@@ -41,14 +40,13 @@ type StoredBody = Result<(Vec<u8>, Vec<u64>), MissingGraph>;
 #[derive(Default)]
 struct Reference {
     graphs: HashMap<u64, StoredBody>,
-    forgotten: HashSet<u64>,
 }
 
 impl Reference {
     fn record_compute(&mut self, uid: u64, body: &[u8], buffers: &[u64]) -> bool {
         let clear = uid != 0 && self.graphs.len() == 1024;
         if clear {
-            self.forgotten = self.graphs.drain().map(|(uid, _)| uid).collect();
+            self.graphs.clear();
         }
         if uid != 0 {
             self.graphs.insert(uid, Ok((body.to_vec(), buffers.to_vec())));
@@ -60,8 +58,7 @@ impl Reference {
         match self.graphs.get(&uid) {
             _ if uid == 0 => Err(Unnumbered),
             Some(graph) => graph.clone().map(|(body, _)| body),
-            None if self.forgotten.contains(&uid) => Err(Forgotten),
-            None => Err(NeverSent),
+            None => Err(Unknown),
         }
     }
 
@@ -163,18 +160,18 @@ fn missing_graphs_have_a_reason() {
     let mut store = new_store(UNLIMITED);
     let compute =
         |store: &mut GraphStore, device, uid| store.record_compute(device, uid, &[1; 100], &[uid % 2]).unwrap();
-    assert_eq!(store.body(2, 1), Err(NeverSent), "no graph of the device");
+    assert_eq!(store.body(2, 1), Err(Unknown), "no graph of the device");
     for uid in 1..=1024 {
         assert!(!compute(&mut store, 0, uid) && !compute(&mut store, 1, uid));
     }
     assert!(!compute(&mut store, 0, 0), "0 neither clears nor counts");
     store.remove_graphs_of_buffer(1);
-    let expected = [(0, Err(Unnumbered)), (1, Err(FreedBuffer)), (2, Ok(vec![1; 100])), (1025, Err(NeverSent))];
+    let expected = [(0, Err(Unnumbered)), (1, Err(FreedBuffer)), (2, Ok(vec![1; 100])), (1025, Err(Unknown))];
     for (uid, body) in expected {
         assert_eq!(body_of(&mut store, 0, uid), body, "{uid}");
     }
     assert!(compute(&mut store, 0, 2), "a number among the 1024 clears, too");
-    let expected = [(1, Err(Forgotten)), (2, Ok(vec![1; 100])), (3, Err(Forgotten)), (1025, Err(NeverSent))];
+    let expected = [(1, Err(Unknown)), (2, Ok(vec![1; 100])), (3, Err(Unknown)), (1025, Err(Unknown))];
     for (uid, body) in expected {
         assert_eq!(body_of(&mut store, 0, uid), body, "{uid}");
     }
@@ -182,7 +179,7 @@ fn missing_graphs_have_a_reason() {
     for uid in 3..=1025 {
         assert!(!compute(&mut store, 0, uid), "{uid}: numbers of freed graphs were counted");
     }
-    assert!(compute(&mut store, 0, 9) && store.body(0, 1) == Err(NeverSent));
+    assert!(compute(&mut store, 0, 9) && store.body(0, 1) == Err(Unknown));
     let mut small = new_store(1000);
     assert!(!small.record_compute(0, 1, &[1; 600], &[]).unwrap() && small.body(0, 1).is_ok());
     assert!(!small.record_compute(0, 2, &[1; 1000], &[]).unwrap());
