@@ -43,10 +43,11 @@ Examples:
   generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
   generate model.gguf -p 'Once' --rpc host-a,host-b:50053 --retry   two servers, which may be lost and come back
   generate model.gguf --prompts prompts.txt --parallel 16  many prompts, 16 at a time
+  generate models                                   architectures, and models that were tried
   generate model.gguf --info                        architecture, sizes and tensor types of the file";
 
-/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of
-/// RPC servers.
+/// Generates text with a GGUF language model over any set of devices, of this machine and of RPC servers. `generate models` lists the
+/// architectures.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
 #[command(group = ArgGroup::new("sampled").args(["temperature", "chat"]).multiple(true))]

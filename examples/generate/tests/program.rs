@@ -297,6 +297,13 @@ fn a_prompt_with_invalid_logits_fails_alone() {
 
 /// A model with an unknown tokenizer runs on token ids, and a warning says so, with one prompt and with many.
 #[test]
+fn models_are_listed() {
+    let output = Command::new(env!("CARGO_BIN_EXE_generate")).arg("models").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("| gpt-oss |"), "{text}");
+}
+
+#[test]
 fn an_unusable_tokenizer_causes_a_warning() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokenizer");
     fs::create_dir_all(&folder).unwrap();
