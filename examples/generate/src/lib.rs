@@ -2,7 +2,7 @@
 //!
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! - Input: [`args`] is the command line, [`model_file`] maps the model, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
+//! - Input: [`args`] is the command line, [`hub`] downloads a model, [`model_file`] maps it, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
 //!   metadata that [`fanout::gguf`] parses, and [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
 //! - Weights: [`fused`] cuts matrices that a file has fused, [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
 //!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
@@ -22,6 +22,7 @@ pub mod console;
 pub mod engine;
 pub mod fused;
 pub mod hparams;
+pub mod hub;
 pub mod interrupt;
 pub mod link_traffic;
 pub mod load;

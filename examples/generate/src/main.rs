@@ -53,7 +53,11 @@ fn main() -> ExitCode {
 
 /// llama.cpp's spelling of an option with one hyphen and several letters, which this program's parser does not have.
 fn known_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    args.map(|arg| if arg == "-ngl" { "--gpu-layers".into() } else { arg })
+    args.map(|arg| match arg.to_str() {
+        Some("-ngl") => "--gpu-layers".into(),
+        Some("-hf") => "--hf-repo".into(),
+        _ => arg,
+    })
 }
 
 /// Whether an argument is wrong, which only the model or the list of devices has shown.
@@ -105,6 +109,10 @@ fn start_log(args: &Args) {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    let mut args = args.clone();
+    if let Some(model) = &args.hf_repo {
+        args.model_argument = Some(model.fetch()?);
+    }
     let path = args.model().display().to_string();
     let file = ModelFile::open(args.model())?;
     let mut gguf = file.parse()?;
@@ -114,7 +122,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     split_fused(&mut gguf, &hparams);
     tensor_names::check(&gguf, &hparams).with_context(|| path.clone())?;
-    let args = &args.clone().with_sampling(&gguf.metadata).with_context(|| path)?;
+    let args = &args.with_sampling(&gguf.metadata).with_context(|| path)?;
     let interrupt = Interrupt::on_signal().context("the handler of Ctrl-C")?;
     generate::run::run_program(args, &file, &gguf, &hparams, (&mut io::stdin().lock(), &interrupt), &mut TextWriter)
 }
