@@ -83,17 +83,22 @@ def perplexity(path: Path) -> float:
     return math.exp(-log_probabilities(path, TEXT.read_text()).mean())
 
 
+# In a process of its own, whose log is not printed.
+CONVERT = """
+import sys
+from llama_cpp import LLAMA_FTYPE_MOSTLY_F16, llama_model_quantize, llama_model_quantize_default_params
+params = llama_model_quantize_default_params()
+params.ftype, params.allow_requantize = LLAMA_FTYPE_MOSTLY_F16, True
+sys.exit(llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
+"""
+
+
 def f16_copy(path: Path) -> Path:
     """The model with weights of type f16, as llama.cpp converts them."""
     copy = path.with_suffix(".f16.gguf")
     if not copy.exists():
-        from llama_cpp import LLAMA_FTYPE_MOSTLY_F16, llama_model_quantize, llama_model_quantize_default_params
-
-        params = llama_model_quantize_default_params()
-        params.ftype, params.allow_requantize = LLAMA_FTYPE_MOSTLY_F16, True
         partial = path.with_suffix(".partial")
-        if code := llama_model_quantize(str(path).encode(), str(partial).encode(), params):
-            raise ValueError(f"llama_model_quantize failed with {code}")
+        subprocess.run([sys.executable, "-c", CONVERT, str(path), str(partial)], check=True, capture_output=True)
         partial.rename(copy)
     return copy
 
