@@ -103,8 +103,11 @@ def cases(full: bool) -> list[Case]:
         for devices in (("CPU",), ("CPU,CPU", "--depth", "4", "--ubatch", "16"), ("CPU,CPU", "--split", "tensor")):
             options = ("--device", *devices, "--ctx", "1024")
             rows.append(Case(f"{arch} f32 {' '.join(options)}", model, options))
-        flash = ("--device", "CPU,CPU", "--flash-attn", "--ctx", "1024")
-        rows.append(Case(f"{arch} f32 CPU,CPU flash-attn", model, flash, client=("--flash-attn",)))
+        # The random Mixtral is near a tie of two experts: llama.cpp's own tokens with flash attention differ from those without it and with
+        # an f32 KV cache, which generate has with and without.
+        if arch != "mixtral":
+            flash = ("--device", "CPU,CPU", "--flash-attn", "--ctx", "1024")
+            rows.append(Case(f"{arch} f32 CPU,CPU flash-attn", model, flash, client=("--flash-attn",)))
     # The factors for short contexts: those of the rows above are longer.
     short = Model("f32", "phi3")
     rows.append(Case("phi3 f32 --ctx 256", short, ("--device", "CPU", "--ctx", "256"), client=("--context", "256")))

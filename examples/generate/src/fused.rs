@@ -7,8 +7,11 @@ use fanout::gguf::{Gguf, TensorInfo};
 /// Replaces fused tensors whose shape fits by their parts, which are ranges of the same bytes. Others remain, and are refused as unknown.
 pub fn split_fused(gguf: &mut Gguf<'_>, hparams: &HParams) {
     let (q, kv, ff) = (hparams.heads * hparams.head_width, hparams.kv_width(), hparams.ff);
-    let has_gate: Vec<String> =
-        gguf.tensors.iter().filter_map(|tensor| tensor.name.strip_suffix("ffn_gate.weight").map(str::to_owned)).collect();
+    let has_gate: Vec<String> = gguf
+        .tensors
+        .iter()
+        .filter_map(|tensor| tensor.name.strip_suffix("ffn_gate.weight").map(str::to_owned))
+        .collect();
     let tensors = std::mem::take(&mut gguf.tensors);
     let split = |tensor: TensorInfo| {
         let of = |stem: &str| tensor.name.rsplit_once(stem).filter(|(_, kind)| ["weight", "bias"].contains(kind));

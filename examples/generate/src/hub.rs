@@ -130,7 +130,8 @@ impl HubModel {
 /// The GGUF files of language models by name, without encoders of images.
 fn models(names: &[String]) -> impl Iterator<Item = &str> {
     let is_model = |name: &&str| {
-        let inside = !name.contains('\\') && Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let inside = !name.contains('\\')
+            && Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
         inside && name.ends_with(".gguf") && !name.contains("mmproj")
     };
     names.iter().map(String::as_str).filter(is_model)

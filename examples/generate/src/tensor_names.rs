@@ -44,11 +44,8 @@ const MIXTURE: &[&str] = &["ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_u
 
 /// Tensors that cannot change the logits, without the prefix of a block. Older files have the frequencies of the rotary embedding,
 /// which follow from `rope.freq_base`; models that rank texts have a head of their own.
-const IGNORED_TENSORS: &[(&str, &[Arch])] = &[
-    ("attn_rot_embd", &Arch::ALL),
-    ("attn_rot_embd.weight", &Arch::ALL),
-    ("cls.output.weight", &[Arch::Qwen3]),
-];
+const IGNORED_TENSORS: &[(&str, &[Arch])] =
+    &[("attn_rot_embd", &Arch::ALL), ("attn_rot_embd.weight", &Arch::ALL), ("cls.output.weight", &[Arch::Qwen3])];
 
 impl ModelPart {
     /// The part that a tensor of this name belongs to; `None` if the model does not use it.

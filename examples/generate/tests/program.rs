@@ -309,9 +309,11 @@ fn hub(model: Vec<u8>, requests: usize) -> (String, thread::JoinHandle<()>) {
             let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
             let one = head.iter().any(|line| line.eq_ignore_ascii_case("range: bytes=0-0"));
             let (status, body) = match head[0].split(' ').nth(1).unwrap() {
-                "/api/models/o/m/revision/main" => {
-                    ("200 OK", br#"{"sha": "c0ffee", "siblings": [{"rfilename": "README.md"}, {"rfilename": "m.Q8_0.gguf"}]}"#.to_vec())
-                }
+                "/api/models/o/m/revision/main" => (
+                    "200 OK",
+                    br#"{"sha": "c0ffee", "siblings": [{"rfilename": "README.md"}, {"rfilename": "m.Q8_0.gguf"}]}"#
+                        .to_vec(),
+                ),
                 "/o/m/resolve/main/m.Q8_0.gguf" => ("206 Partial Content", if one { vec![0] } else { model.clone() }),
                 _ => ("404 Not Found", vec![]),
             };
@@ -358,7 +360,9 @@ fn a_model_is_downloaded_once() {
         assert!(!done && err.contains(says), "{err}");
     }
     thread.join().unwrap();
-    for (arguments, says) in [(&["-hf", "m", "--info"][..], "expected OWNER/NAME"), (&["-hf", "o/m", "x.gguf"], "cannot be used")] {
+    for (arguments, says) in
+        [(&["-hf", "m", "--info"][..], "expected OWNER/NAME"), (&["-hf", "o/m", "x.gguf"], "cannot be used")]
+    {
         let output = Command::new(env!("CARGO_BIN_EXE_generate")).args(arguments).output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && err.contains(says), "{err}");

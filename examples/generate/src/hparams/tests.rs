@@ -168,7 +168,8 @@ fn equal_numbers_of_all_blocks_are_one_number() {
 #[test]
 fn yarn_scales_the_rotation() {
     let with = |factor: f32| {
-        let file = sample(Arch::Qwen2).text("qwen2.rope.scaling.type", "yarn").float("qwen2.rope.scaling.factor", factor);
+        let file =
+            sample(Arch::Qwen2).text("qwen2.rope.scaling.type", "yarn").float("qwen2.rope.scaling.factor", factor);
         read(&file.int("qwen2.rope.scaling.original_context_length", 1024)).unwrap().rope
     };
     let rope = with(4.0);
@@ -201,7 +202,8 @@ fn the_context_chooses_the_factors_of_the_rotation() {
 #[test]
 fn architectures_have_their_own_keys() {
     let window = sample(Arch::Gemma3).int("gemma3.attention.sliding_window", 8);
-    let hparams = read(&window.clone().int("gemma3.block_count", 7).float("gemma3.final_logit_softcapping", 30.0)).unwrap();
+    let hparams =
+        read(&window.clone().int("gemma3.block_count", 7).float("gemma3.final_logit_softcapping", 30.0)).unwrap();
     let windows: Vec<_> = (0..7).map(|block| hparams.block_window(block).map(NonZeroU32::get)).collect();
     assert_eq!(windows, [Some(8), Some(8), Some(8), Some(8), Some(8), None, Some(8)]);
     assert_eq!((hparams.variant.embedding_scale, hparams.variant.logit_cap), (16.0, Some(30.0)));

@@ -64,13 +64,7 @@ impl BlockContext<'_> {
     }
 
     /// The result of attention or of the feed-forward network, normalised or scaled where the architecture does that.
-    fn result(
-        &self,
-        ctx: &mut GraphContext<'_>,
-        name: &str,
-        x: TensorId,
-        norm: &str,
-    ) -> Result<TensorId, ModelError> {
+    fn result(&self, ctx: &mut GraphContext<'_>, name: &str, x: TensorId, norm: &str) -> Result<TensorId, ModelError> {
         let hparams = &self.model.hparams;
         let x = if hparams.arch.spec().result_norms { ctx.norm(name, x, norm)? } else { x };
         ctx.scaled(name, x, hparams.variant.residual_scale)

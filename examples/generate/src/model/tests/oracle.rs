@@ -73,9 +73,10 @@ fn attention(toy: &ToyModel, cur: &Rows, block: usize, name: &dyn Fn(&str) -> St
     let one = |t: usize, h: usize| {
         let first = hparams.block_window(block).map_or(0, |window| (t + 1).saturating_sub(window.get() as usize));
         let factor = hparams.variant.attention_scale.map_or((hparams.head_width as f64).sqrt().recip(), f64::from);
-        let factor = factor * hparams.variant.temperature.map_or(1.0, |Temperature { scale, step }| {
-            f64::from(scale) * ((t as f64 / f64::from(step)).floor() + 1.0).ln() + 1.0
-        });
+        let factor = factor
+            * hparams.variant.temperature.map_or(1.0, |Temperature { scale, step }| {
+                f64::from(scale) * ((t as f64 / f64::from(step)).floor() + 1.0).ln() + 1.0
+            });
         let scores = (first..=t).map(|past| dot(&q[t][h], &k[past][h / share]) * factor);
         // A sink is one more score, whose value is 0.
         let sink = sinks.map(|sinks| f64::from(sinks[h]));

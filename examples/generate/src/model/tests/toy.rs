@@ -180,17 +180,12 @@ fn variant(arch: Arch, layers: usize) -> Variant {
         rope: Rope { freq_base, n_ctx_orig: ORIGINAL, ..Rope::new(arch.spec().rope_mode, 8) },
     };
     match arch {
-        Arch::Gemma3 => Variant {
-            embedding_scale: 24f32.sqrt(),
-            gate: GluKind::Geglu,
-            positions: windows(100.0),
-            ..plain
-        },
-        Arch::GptOss => Variant {
-            gate: GluKind::SwigluOai { alpha: 1.702, limit: 7.0 },
-            positions: windows(10000.0),
-            ..plain
-        },
+        Arch::Gemma3 => {
+            Variant { embedding_scale: 24f32.sqrt(), gate: GluKind::Geglu, positions: windows(100.0), ..plain }
+        }
+        Arch::GptOss => {
+            Variant { gate: GluKind::SwigluOai { alpha: 1.702, limit: 7.0 }, positions: windows(10000.0), ..plain }
+        }
         Arch::Granite => Variant {
             embedding_scale: 1.5,
             residual_scale: 0.5,
@@ -198,9 +193,7 @@ fn variant(arch: Arch, layers: usize) -> Variant {
             logit_scale: 0.25,
             ..plain
         },
-        Arch::Mistral3 => {
-            Variant { temperature: Some(Temperature { scale: 0.5, step: ORIGINAL as f32 }), ..plain }
-        }
+        Arch::Mistral3 => Variant { temperature: Some(Temperature { scale: 0.5, step: ORIGINAL as f32 }), ..plain },
         Arch::SmolLm3 => Variant { positions: Positions::UnrotatedEvery(4), ..plain },
         Arch::Llama | Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe | Arch::Phi3 => plain,
     }
