@@ -68,6 +68,14 @@ def mixtral_keys(w: gguf.GGUFWriter, size) -> None:
     w.add_expert_used_count(2)
 
 
+def llama_block(w, size, block: str, _: int) -> None:
+    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
+    qkv(w, size, block, size.width // size.heads, plain)
+    w.matrix(f"{block}.attn_output.weight", size.width, size.width)
+    w.vector(f"{block}.ffn_norm.weight", size.width, 1.0)
+    ffn(w, block, size.width, size.ff)
+
+
 def mixtral_block(w, size, block: str, _: int) -> None:
     w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
     qkv(w, size, block, size.width // size.heads, plain)
@@ -102,6 +110,32 @@ def gemma3_block(w, size, block: str, i: int) -> None:
     w.vector(f"{block}.attn_k_norm.weight", 64, 1.0)
 
 
+def llama_biases_keys(w: gguf.GGUFWriter, _) -> None:
+    w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    w.add_rope_scaling_factor(2.0)
+
+
+def llama_biases_block(w, size, block: str, i: int) -> None:
+    """All biases that llama.cpp accepts, heads of another length than width / heads, and frequency factors."""
+    head = 64
+    if i == 0:
+        w.vector("rope_freqs.weight", head // 2, 2.0)
+    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
+    qkv(w, size, block, head, linear)
+    linear(w, f"{block}.attn_output", size.width, size.heads * head)
+    w.vector(f"{block}.ffn_norm.weight", size.width, 1.0)
+    for part, rows, cols in (("gate", size.ff, size.width), ("up", size.ff, size.width), ("down", size.width, size.ff)):
+        linear(w, f"{block}.ffn_{part}", rows, cols)
+
+
+def mistral3_keys(w: gguf.GGUFWriter, _) -> None:
+    yarn(w, 16.0, trained=16)
+    w.add_rope_scaling_yarn_beta_fast(4.0)
+    w.add_rope_scaling_yarn_beta_slow(0.5)
+    w.add_rope_scaling_yarn_log_mul(0.7)
+    w.add_attn_temperature_scale(0.1)
+
+
 def phi2_block(w, size, block: str, _: int) -> None:
     kv_width = size.width // size.heads * size.kv_heads
     w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
@@ -110,6 +144,17 @@ def phi2_block(w, size, block: str, _: int) -> None:
     linear(w, f"{block}.attn_output", size.width, size.width)
     linear(w, f"{block}.ffn_up", size.ff, size.width)
     linear(w, f"{block}.ffn_down", size.width, size.ff)
+
+
+def yarn_keys(w: gguf.GGUFWriter, _) -> None:
+    yarn(w, 4.0)
+
+
+def granite_keys(w: gguf.GGUFWriter, _) -> None:
+    w.add_embedding_scale(6.0)
+    w.add_residual_scale(0.25)
+    w.add_attention_scale(0.125)
+    w.add_logit_scale(4.0)
 
 
 def phi3_keys(w: gguf.GGUFWriter, _) -> None:
@@ -122,6 +167,11 @@ def phi3_block(w, size, block: str, i: int) -> None:
     if i == 0:
         w.vector("rope_factors_long.weight", head // 2, 4.0)
         w.vector("rope_factors_short.weight", head // 2, 1.0)
+    fused_block(w, size, block, i)
+
+
+def fused_block(w, size, block: str, _: int) -> None:
+    head = size.width // size.heads
     w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
     w.matrix(f"{block}.attn_qkv.weight", size.width + 2 * head * size.kv_heads, size.width)
     w.matrix(f"{block}.attn_output.weight", size.width, size.width)
@@ -138,10 +188,10 @@ def gpt_oss_keys(w: gguf.GGUFWriter, size) -> None:
     yarn(w, 32.0)
 
 
-def yarn(w: gguf.GGUFWriter, factor: float) -> None:
+def yarn(w: gguf.GGUFWriter, factor: float, trained: int = TRAINED) -> None:
     w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     w.add_rope_scaling_factor(factor)
-    w.add_rope_scaling_orig_ctx_len(TRAINED)
+    w.add_rope_scaling_orig_ctx_len(trained)
 
 
 def gpt_oss_block(w, size, block: str, _: int) -> None:
@@ -384,6 +434,12 @@ ARCHS = {
     "gemma3": Arch("gemma3", gemma_keys, gemma3_block, head=64, tied=True),  # as gemma2, with norms of q and k
     "phi2": Arch("phi2", nothing, phi2_block, rotated=16, biased=True),  # LayerNorm, partial rope, GELU
     "phi3": Arch("phi3", phi3_keys, phi3_block),  # fused matrices, frequency factors
+    "phi3-4k": Arch("phi3", nothing, fused_block, rotated=24),  # fused matrices, partial rope
+    "llama-biases": Arch("llama", llama_biases_keys, llama_biases_block, head=64),  # biases, frequency factors, linear scaling
+    "mistral3": Arch("mistral3", mistral3_keys, llama_block),  # scores grow with the position, YaRN with a multiplier
+    "granite": Arch("granite", granite_keys, llama_block),  # factors on embeddings, residuals, scores and logits
+    "smollm3": Arch("smollm3", nothing, llama_block),  # no rope in every fourth block
+    "yarn": Arch("llama", yarn_keys, llama_block),  # a longer context by YaRN
     "gpt-oss": Arch("gpt-oss", gpt_oss_keys, gpt_oss_block),  # sinks, biased experts, SWIGLU_OAI, YaRN
     "deepseek2": Arch("deepseek2", deepseek2_keys, deepseek2_block, rotated=ROPE),  # MLA, shared experts, groups
     "mamba": Arch("mamba", mamba_keys, mamba_block, attention=False),  # convolution and scan of a state

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from servers import HERE
 
 MODEL_S = 900.0  # making a 1b model takes about a minute; the machine may be busy
@@ -157,6 +158,22 @@ class Client:
             return json.loads(self._out[-1])
         except (IndexError, json.JSONDecodeError):
             raise ClientError(f"client ended with {code}:\n{tail(self.stderr)}") from None
+
+
+def log_probabilities(model: Path, text: str, context: int = 1024) -> np.ndarray:
+    """The logarithms of the probabilities that llama.cpp gives the tokens of a text, all but the first, f64 [tokens - 1]."""
+    from llama_cpp import Llama
+
+    # Negative bounds are those of the file; the KV cache is f32.
+    bounds = {"yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0}
+    cache = {"type_k": 0, "type_v": 0}
+    llama = Llama(model_path=str(model), n_ctx=context, logits_all=True, verbose=False, **bounds, **cache)
+    tokens = llama.tokenize(text.encode(), add_bos=True, special=True)
+    llama.eval(tokens)
+    logits = np.array(llama.scores[: len(tokens) - 1], dtype=np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    chosen = logits[np.arange(len(tokens) - 1), tokens[1:]]
+    return chosen - np.log(np.exp(logits).sum(axis=1))
 
 
 class References:

@@ -94,6 +94,8 @@ def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarra
         type_k=KV_TYPES[args.kv_type],
         type_v=KV_TYPES[args.kv_type],
         logits_all=True,
+        yarn_beta_fast=-1.0,  # the bounds of the file
+        yarn_beta_slow=-1.0,
         verbose=args.verbose,
     )
     load_s = time.perf_counter() - start

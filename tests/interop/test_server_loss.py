@@ -140,6 +140,16 @@ def received(report: dict, phase: str) -> list[int]:
     return [link[phase]["received"] for link in report["links"]]
 
 
+def start_server(stack: ExitStack, binary: Path, options: tuple[str, ...] = (), port: int = 0) -> Server:
+    """Start a server. A given port may still be in use by a killed server, so binding to it is retried."""
+    deadline = time.monotonic() + START_S
+    while True:
+        with suppress(ServerError):
+            return stack.enter_context(ours(1, binary=binary, port=port, options=options))
+        if time.monotonic() > deadline or not port:
+            raise ServerError(f"no server on port {port} within {START_S:.0f} s")
+
+
 class ServerLossRows:
     """The rows: each method is a test and returns its failure, or an empty text."""
 
@@ -178,13 +188,7 @@ class ServerLossRows:
         return rows
 
     def start_server(self, stack: ExitStack, options: tuple[str, ...] = (), port: int = 0) -> Server:
-        """Start a server. A given port may still be in use by a killed server, so binding to it is retried."""
-        deadline = time.monotonic() + START_S
-        while True:
-            with suppress(ServerError):
-                return stack.enter_context(ours(1, binary=self.server, port=port, options=options))
-            if time.monotonic() > deadline or not port:
-                raise ServerError(f"no server on port {port} within {START_S:.0f} s")
+        return start_server(stack, self.server, options, port)
 
     def restart(self, stack: ExitStack, server: Server, options: tuple[str, ...] = ()) -> Server:
         return self.start_server(stack, options, int(server.endpoint.rsplit(":", 1)[1]))

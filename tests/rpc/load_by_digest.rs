@@ -47,7 +47,8 @@ pub(crate) fn server_with_models(dir: &Path) -> TestServer {
 /// Waits until the server has hashed all of its tensors.
 pub(crate) fn await_index(server: &TestServer) {
     eventually("all tensors are indexed", || {
-        let status = Endpoint::connect(&server.addr.to_string(), &options()).unwrap().status().unwrap();
+        let endpoint = Endpoint::connect(&server.addr.to_string(), &options()).expect("a server");
+        let status = endpoint.status().expect("its status");
         let record = status.limits.iter().find(|(name, _)| name.contains("--models")).expect("a record");
         let (hashed, tensors) = record.1.split_once(" of ").expect("two numbers");
         hashed == tensors

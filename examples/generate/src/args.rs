@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::hub::HubModel;
 use crate::model::KV_PAD;
 use crate::servers::ServerSource;
 use clap::{ArgGroup, Parser, ValueEnum};
@@ -43,21 +44,28 @@ Examples:
   generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
   generate model.gguf -p 'Once' --rpc host-a,host-b:50053 --retry   two servers, which may be lost and come back
   generate model.gguf --prompts prompts.txt --parallel 16  many prompts, 16 at a time
+  generate -hf ggml-org/gemma-3-270m-GGUF:Q8_0 -p 'Once'    a model of Hugging Face, downloaded once
+  generate models                                   architectures, and models that were tried
   generate model.gguf --info                        architecture, sizes and tensor types of the file";
 
-/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of
-/// RPC servers.
+/// Generates text with a GGUF language model over any set of devices, of this machine and of RPC servers. `generate models` lists the
+/// architectures.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
 #[command(group = ArgGroup::new("sampled").args(["temperature", "chat"]).multiple(true))]
 pub struct Args {
     /// The model: a GGUF file, or any part of a split one.
-    #[arg(value_name = "MODEL", required_unless_present = "model_option")]
+    #[arg(value_name = "MODEL", required_unless_present_any = ["model_option", "hf_repo"])]
     pub model_argument: Option<PathBuf>,
 
     /// The same as MODEL.
     #[arg(short, long = "model", value_name = "FILE", conflicts_with = "model_argument")]
     pub model_option: Option<PathBuf>,
+
+    /// A model of Hugging Face, in place of MODEL: its Q4_K_M file, or the quantisation that is named. It is downloaded once, into the
+    /// cache of Hugging Face's programs (HF_HOME). HF_ENDPOINT names another server, HF_TOKEN has a token. `-hf` is the same.
+    #[arg(long, value_name = "REPO[:QUANT]", conflicts_with_all = ["model_argument", "model_option"])]
+    pub hf_repo: Option<HubModel>,
 
     /// Text to continue, or with --chat the message to reply to; special tokens in the text are recognised.
     #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "prompts", "perplexity", "chat", "info"])]

@@ -1,52 +1,50 @@
 //! Hyperparameters of a model, read and validated from the metadata of its GGUF file. `keys.rs` refuses what is not implemented.
 
+mod archs;
 mod keys;
+
+pub use archs::{ArchSpec, ExpertUse, Positions, RopeFactors, Temperature, Variant};
 
 use std::fmt;
 
-use fanout::ops::rope::{Rope, RopeMode};
+use fanout::ops::rope::Rope;
 
 use fanout::gguf::{KeyError, Metadata, Value, required};
 
-/// A model architecture that this program runs.
+/// A model architecture that this program runs. `archs/` has a file for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the files in archs/ say what they are")]
 pub enum Arch {
-    /// Llama 1 to 3, and models of the same architecture.
     Llama,
-    /// Qwen 2 and 2.5: biases on queries, keys and values.
+    Mistral3,
     Qwen2,
-    /// Qwen 3: queries and keys are normalised, head by head.
     Qwen3,
-    /// Qwen 3 with a mixture of experts.
     Qwen3Moe,
+    Gemma3,
+    GptOss,
+    Granite,
+    Phi3,
+    SmolLm3,
 }
 
 impl Arch {
     /// Every architecture.
-    pub const ALL: [Arch; 4] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Qwen3Moe];
+    pub const ALL: [Arch; 10] = [
+        Arch::Llama,
+        Arch::Mistral3,
+        Arch::Qwen2,
+        Arch::Qwen3,
+        Arch::Qwen3Moe,
+        Arch::Gemma3,
+        Arch::GptOss,
+        Arch::Granite,
+        Arch::Phi3,
+        Arch::SmolLm3,
+    ];
 
     /// The name in `general.architecture`, which is also the prefix of the architecture's keys.
     pub fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-            Arch::Qwen3Moe => "qwen3moe",
-        }
-    }
-
-    /// Which channels the rotary embedding pairs. Llama pairs neighbours, because llama.cpp's converter reorders the rows of
-    /// its query and key weights; all other architectures pair the two halves of a head.
-    pub fn rope_mode(self) -> RopeMode {
-        match self {
-            Arch::Llama => RopeMode::Normal,
-            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe => RopeMode::Neox,
-        }
-    }
-
-    /// Whether queries and keys are normalised, head by head.
-    pub fn normalises_heads(self) -> bool {
-        matches!(self, Arch::Qwen3 | Arch::Qwen3Moe)
+        self.spec().name
     }
 
     fn read(metadata: &Metadata<'_>) -> Result<Arch, KeyError> {
@@ -90,8 +88,12 @@ pub struct HParams {
     pub context: usize,
     /// Added to the mean square in RMS_NORM.
     pub rms_epsilon: f32,
-    /// Rotary position embedding of queries and keys, without the frequency factors: those are the tensor `rope_freqs.weight`.
+    /// Rotary position embedding of queries and keys, without the frequency factors.
     pub rope: Rope,
+    /// The tensors with frequency factors.
+    pub rope_factors: RopeFactors,
+    /// What the architecture computes beyond a llama.
+    pub variant: Variant,
 }
 
 /// A mixture of experts.
@@ -139,7 +141,7 @@ fn read_with_warnings(metadata: &Metadata<'_>) -> Result<(HParams, Vec<String>),
     let head_width = keys.head_width(width, heads)?;
     let context = keys.count("context_length")?;
     let (vocab, vocab_warning) = keys.vocab()?;
-    let hparams = HParams {
+    let mut hparams = HParams {
         arch,
         layers,
         width,
@@ -152,7 +154,10 @@ fn read_with_warnings(metadata: &Metadata<'_>) -> Result<(HParams, Vec<String>),
         context,
         rms_epsilon: keys.positive("attention.layer_norm_rms_epsilon", None)?,
         rope: keys.rope(head_width, context)?,
+        rope_factors: keys.rope_factors()?,
+        variant: Variant::LLAMA,
     };
+    hparams.variant = (arch.spec().variant)(&keys, &hparams)?;
     let mut warnings = Vec::from_iter(vocab_warning);
     if !unknown.is_empty() {
         warnings.push(format!(
@@ -242,23 +247,22 @@ impl Keys<'_> {
     }
 
     fn experts(&self, layers: usize) -> Result<Option<Experts>, KeyError> {
-        if self.arch != Arch::Qwen3Moe {
-            return match self.metadata.int(&self.name("expert_count"))? {
-                None | Some(0) => Ok(None),
-                Some(count) => {
-                    let expected = format!("no experts: they are supported in {} alone", Arch::Qwen3Moe);
-                    Err(self.unfit("expert_count", expected, count))
-                }
-            };
-        }
-        let count = self.count("expert_count")?;
+        let (key, uses) = ("expert_count", self.arch.spec().experts);
+        let count = match self.metadata.int(&self.name(key))?.unwrap_or(0) as usize {
+            0 if uses != ExpertUse::Always => return Ok(None),
+            0 => self.count(key)?,
+            count if uses == ExpertUse::Never => return Err(self.unfit(key, "no experts in this architecture", count)),
+            count => count,
+        };
         let used = self.block_count("expert_used_count", layers)?;
         if used > count {
             return Err(self.unfit("expert_used_count", format!("at most the {count} experts"), used));
         }
+        let wide = self.block_count("feed_forward_length", layers)?;
         let ff = match self.optional_block_count("expert_feed_forward_length", layers)? {
-            Some(ff) => ff,
-            None => (self.block_count("feed_forward_length", layers)? / used).max(1),
+            Some(ff) if uses == ExpertUse::Always => ff,
+            None if uses == ExpertUse::Always => (wide / used).max(1),
+            _ => wide,
         };
         Ok(Some(Experts { count, used, ff }))
     }
@@ -280,30 +284,62 @@ impl Keys<'_> {
     }
 
     fn rope(&self, head_width: usize, context: usize) -> Result<Rope, KeyError> {
-        let key = "rope.dimension_count";
+        let (key, spec) = ("rope.dimension_count", self.arch.spec());
         let dims = self.optional_count(key)?.unwrap_or(head_width);
-        if dims != head_width || !dims.is_multiple_of(2) {
+        let fits = if spec.partial_rope { dims <= head_width } else { dims == head_width };
+        if !fits || !dims.is_multiple_of(2) {
             let expected = format!("an even number and the length of a head, {head_width}: all channels are rotated");
             return Err(self.unfit(key, expected, dims));
         }
-        let kind = self.metadata.text(&self.name("rope.scaling.type"))?.unwrap_or("linear");
+        let kind = self.rope_scaling()?;
         let factor = match kind {
             "none" => 1.0,
             // Older files have `rope.scale_linear` instead of `rope.scaling.factor`.
-            "linear" if self.has("rope.scaling.factor") => self.scaling("rope.scaling.factor")?,
-            "linear" => self.scaling("rope.scale_linear")?,
-            other => {
-                let expected = "none or linear: YaRN, LongRoPE and others are not supported";
-                return Err(self.unfit("rope.scaling.type", expected, format_args!("{other:?}")));
-            }
+            _ if self.has("rope.scaling.factor") => self.scaling("rope.scaling.factor")?,
+            _ => self.scaling("rope.scale_linear")?,
         };
-        Ok(Rope {
-            backward: false,
-            n_ctx_orig: i32::try_from(context).unwrap_or(i32::MAX),
+        let original = self.optional_count("rope.scaling.original_context_length")?.unwrap_or(context);
+        let rope = Rope {
+            n_ctx_orig: i32::try_from(original).unwrap_or(i32::MAX),
             freq_base: self.positive("rope.freq_base", Some(10000.0))?,
             freq_scale: 1.0 / factor,
             attn_factor: self.positive("rope.scaling.attn_factor", Some(1.0))?,
-            ..Rope::new(self.arch.rope_mode(), dims as u32)
+            ..Rope::new(spec.rope_mode, dims as u32)
+        };
+        if kind != "yarn" {
+            return Ok(rope);
+        }
+        // The file's numbers count in the architectures of which llama.cpp reads them.
+        let number = |key: &str, default: f32| match self.arch {
+            Arch::Mistral3 => Ok(self.metadata.float(&self.name(key))?.unwrap_or(default)),
+            _ => Ok(default),
+        };
+        let log_multiplier = number("rope.scaling.yarn_log_multiplier", 0.0)?;
+        // The op multiplies by `1 + 0.1 ln(factor)`, which llama.cpp cancels for factors below 1, and where the file has a multiplier.
+        let magnitude = |multiplier: f32| if factor <= 1.0 { 1.0 } else { 1.0 + 0.1 * multiplier * factor.ln() };
+        let wanted = if log_multiplier == 0.0 { magnitude(1.0) } else { magnitude(1.0) / magnitude(log_multiplier) };
+        Ok(Rope {
+            ext_factor: 1.0,
+            attn_factor: rope.attn_factor * (wanted / (1.0 + 0.1 * factor.ln())),
+            beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
+            ..rope
+        })
+    }
+
+    fn rope_scaling(&self) -> Result<&str, KeyError> {
+        let key = "rope.scaling.type";
+        match self.metadata.text(&self.name(key))?.unwrap_or("linear") {
+            kind @ ("none" | "linear" | "yarn" | "longrope") => Ok(kind),
+            other => Err(self.unfit(key, "none, linear, yarn or longrope", format_args!("{other:?}"))),
+        }
+    }
+
+    fn rope_factors(&self) -> Result<RopeFactors, KeyError> {
+        let long = self.rope_scaling()? == "longrope";
+        Ok(match self.arch.spec().rope_factors {
+            RopeFactors::One if long => RopeFactors::LongShort,
+            factors => factors,
         })
     }
 

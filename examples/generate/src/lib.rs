@@ -2,9 +2,9 @@
 //!
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! - Input: [`args`] is the command line, [`model_file`] maps the model, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
+//! - Input: [`args`] is the command line, [`hub`] downloads a model, [`model_file`] maps it, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
 //!   metadata that [`fanout::gguf`] parses, and [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
-//! - Weights: [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
+//! - Weights: [`fused`] cuts matrices that a file has fused, [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
 //!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
 //!   [`parallel`] replies to many prompts at once.
@@ -13,20 +13,23 @@
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
 //!   classifies errors and limits retries.
 //! - Measurement: [`timed_device`], [`link_traffic`], [`perplexity`], and [`compare`] (node by node against a reference device).
-//! - Output: [`console`] keeps text and messages apart; [`stop_texts`] and [`interrupt`] end a reply; [`progress`], [`report`] and [`summary`].
+//! - Output: [`models`] lists architectures and models that were tried; [`console`] keeps text and messages apart; [`stop_texts`] and [`interrupt`] end a reply; [`progress`], [`report`] and [`summary`].
 
 pub mod args;
 pub mod chat;
 pub mod compare;
 pub mod console;
 pub mod engine;
+pub mod fused;
 pub mod hparams;
+pub mod hub;
 pub mod interrupt;
 pub mod link_traffic;
 pub mod load;
 pub mod load_by_digest;
 pub mod model;
 pub mod model_file;
+pub mod models;
 pub mod parallel;
 pub mod perplexity;
 pub mod placed_model;

@@ -16,9 +16,11 @@ use fanout::printable::printable_line;
 use fanout::registry::RegistryError;
 use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
+use generate::fused::split_fused;
 use generate::hparams::HParams;
 use generate::interrupt::Interrupt;
 use generate::model_file::ModelFile;
+use generate::models::ModelTable;
 use generate::summary::Summary;
 use generate::tensor_names;
 use log::LevelFilter;
@@ -27,6 +29,9 @@ fn main() -> ExitCode {
     let matches = manual::command().get_matches_from(known_spelling(env::args_os()));
     let done = match matches.get_one::<PathBuf>(manual::OPTION) {
         Some(folder) => manual::write(folder),
+        None if matches.subcommand_name() == Some(manual::MODELS) => {
+            write!(TextWriter, "{ModelTable}").map_err(anyhow::Error::from)
+        }
         None => {
             let args = Args::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut manual::command()).exit());
             start_log(&args);
@@ -48,7 +53,11 @@ fn main() -> ExitCode {
 
 /// llama.cpp's spelling of an option with one hyphen and several letters, which this program's parser does not have.
 fn known_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    args.map(|arg| if arg == "-ngl" { "--gpu-layers".into() } else { arg })
+    args.map(|arg| match arg.to_str() {
+        Some("-ngl") => "--gpu-layers".into(),
+        Some("-hf") => "--hf-repo".into(),
+        _ => arg,
+    })
 }
 
 /// Whether an argument is wrong, which only the model or the list of devices has shown.
@@ -100,13 +109,18 @@ fn start_log(args: &Args) {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    let mut args = args.clone();
+    if let Some(model) = &args.hf_repo {
+        args.model_argument = Some(model.fetch()?);
+    }
     let path = args.model().display().to_string();
     let file = ModelFile::open(args.model())?;
-    let gguf = file.parse()?;
+    let mut gguf = file.parse()?;
     let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
         return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);
     }
+    split_fused(&mut gguf, &hparams);
     tensor_names::check(&gguf, &hparams).with_context(|| path.clone())?;
     let args = &args.clone().with_sampling(&gguf.metadata);
     let interrupt = Interrupt::on_signal().context("the handler of Ctrl-C")?;

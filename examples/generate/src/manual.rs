@@ -14,11 +14,16 @@ use generate::args::{Args, EXAMPLES};
 /// Name of the option with the folder.
 pub(crate) const OPTION: &str = "manual";
 
-/// The command line: [`Args`], and `--manual`, which needs neither a model nor a prompt.
+/// Name of the command that lists models.
+pub(crate) const MODELS: &str = "models";
+
+/// The command line: [`Args`], and `--manual` and `models`, which need neither a model nor a prompt.
 pub(crate) fn command() -> Command {
     let manual = Arg::new(OPTION).long(OPTION).value_name("DIR").value_parser(value_parser!(PathBuf)).exclusive(true);
     let help = "Write the page of man and the completions of bash, zsh and fish into this folder, and exit";
-    Args::command().arg(manual.help(help))
+    let models = Command::new(MODELS).about("List the architectures, and models that were tried");
+    let command = Args::command().arg(manual.help(help)).subcommand(models).disable_help_subcommand(true);
+    command.subcommand_negates_reqs(true).args_conflicts_with_subcommands(true)
 }
 
 /// Writes the files into `folder`, which is created if need be.

@@ -90,7 +90,7 @@ pub fn locate(parts: &[&[u8]], bytes: std::ops::Range<usize>) -> Option<(usize, 
 }
 
 /// The paths of all parts of a split model, if the name belongs to one.
-fn part_paths(path: &Path) -> Option<Vec<PathBuf>> {
+pub(crate) fn part_paths(path: &Path) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;

@@ -13,7 +13,9 @@ pub fn write(session: &mut Session<'_>, tokens: &[u32], out: &mut dyn Write) -> 
     ensure!(tokens.len() > 1, "a text of {} tokens has no perplexity: give a longer one", tokens.len());
     let mut sum = 0.0;
     for pair in tokens.windows(2) {
-        sum -= log_probability(&session.append_for_logits(&pair[..1])?, pair[1]);
+        let log = log_probability(&session.append_for_logits(&pair[..1])?, pair[1]);
+        log::debug!("token {} has the log probability {log:.5}", pair[1]);
+        sum -= log;
     }
     ensure!(!sum.is_nan(), "a logit is NaN: the model's weights are damaged, or a device computes wrongly");
     let count = tokens.len() - 1;

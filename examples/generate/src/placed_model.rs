@@ -6,6 +6,7 @@ use crate::hparams::HParams;
 use crate::load;
 use crate::model::{CacheOptions, Model};
 use crate::placement::Placement;
+use crate::tensor_names::ModelPart;
 use fanout::device::Device;
 use fanout::gguf::Gguf;
 use fanout::sched::sampling::Sampling;
@@ -54,8 +55,11 @@ impl PlacedModel {
         let cells = context.saturating_mul(options.sequences);
         let cache =
             CacheOptions { groups: sequence_groups, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
-        let tensors =
-            gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
+        let factors = hparams.rope_factors_name(context);
+        let used = gguf.tensors.iter().filter(|info| {
+            ModelPart::of(&info.name, hparams) != Some(ModelPart::EveryBlock) || Some(&*info.name) == factors
+        });
+        let tensors = used.map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
         let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
         let sum =

@@ -2,7 +2,7 @@
 //! or several that each have a part of the block: see [`fanout::sched::tensor_group`].
 
 use crate::hparams::HParams;
-use crate::model::{CacheOptions, ModelError, copy_name};
+use crate::model::{CacheOptions, ModelError, ROPE_FACTORS, copy_name};
 use crate::tensor_names::ModelPart;
 use fanout::tensor::TensorDesc;
 use thiserror::Error;
@@ -82,7 +82,7 @@ impl Placement {
                 Some(ModelPart::EveryBlock) => {
                     let mut groups = spread.blocks.clone();
                     groups.dedup();
-                    groups.into_iter().for_each(|group| add(&copy_name(name, group), tensor, group));
+                    groups.into_iter().for_each(|group| add(&copy_name(ROPE_FACTORS, group), tensor, group));
                 }
                 // `tensor_names::check` has named it.
                 None => {}
@@ -151,7 +151,7 @@ fn spread(
 #[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
     use super::*;
-    use crate::hparams::Arch;
+    use crate::hparams::{Arch, RopeFactors, Variant};
     use fanout::ops::rope::Rope;
     use fanout::tensor::DType;
 
@@ -175,7 +175,9 @@ mod tests {
             vocab: 8,
             context: 256,
             rms_epsilon: 1e-5,
-            rope: Rope::new(arch.rope_mode(), 2),
+            rope: Rope::new(arch.spec().rope_mode, 2),
+            rope_factors: RopeFactors::One,
+            variant: Variant::LLAMA,
         };
         let tensor = |name: String, n: usize| (name, TensorDesc::contiguous(DType::F32, [n, 1, 1, 1]).unwrap());
         let mut tensors: Vec<_> = more.iter().map(|&(name, n)| tensor(name.to_owned(), n)).collect();

@@ -12,14 +12,6 @@ const MAX_NAMED: usize = 4;
 /// Most characters of a name in a message. A name may be as long as the file.
 const MAX_NAME_CHARS: usize = 64;
 
-const LLAMA: &[Arch] = &[Arch::Llama];
-const QWEN2: &[Arch] = &[Arch::Qwen2];
-const QWEN3: &[Arch] = &[Arch::Qwen3];
-const DENSE: &[Arch] = &[Arch::Llama, Arch::Qwen2, Arch::Qwen3];
-const MIXTURE: &[Arch] = &[Arch::Qwen3Moe];
-const NORMALISED: &[Arch] = &[Arch::Qwen3, Arch::Qwen3Moe];
-const ALL: &[Arch] = &Arch::ALL;
-
 /// The part of the model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelPart {
@@ -33,43 +25,53 @@ pub enum ModelPart {
     EveryBlock,
 }
 
-/// Tensors outside the blocks.
-const OUTER_TENSORS: &[(&str, ModelPart, &[Arch])] = &[
-    ("token_embd.weight", ModelPart::Embedding, ALL),
-    ("output_norm.weight", ModelPart::Output, ALL),
-    ("output.weight", ModelPart::Output, ALL),
-    ("output.bias", ModelPart::Output, QWEN2),
-    ("rope_freqs.weight", ModelPart::EveryBlock, LLAMA),
+/// Tensors of the blocks of all architectures, without the prefix of a block.
+const BLOCK_TENSORS: &[&str] = &[
+    "attn_norm.weight",
+    "attn_q.weight",
+    "attn_q.bias",
+    "attn_k.weight",
+    "attn_k.bias",
+    "attn_v.weight",
+    "attn_v.bias",
+    "attn_output.weight",
 ];
-
-/// Tensors of a block, without its prefix.
-const BLOCK_TENSORS: &[(&[&str], &[Arch])] = &[
-    (&["attn_norm.weight", "attn_output.weight", "ffn_norm.weight"], ALL),
-    (&["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"], ALL),
-    (&["attn_q_norm.weight", "attn_k_norm.weight"], NORMALISED),
-    (&["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"], DENSE),
-    (&["attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"], LLAMA),
-    (&["ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"], MIXTURE),
-];
+const HEAD_NORMS: &[&str] = &["attn_q_norm.weight", "attn_k_norm.weight"];
+const RESULT_NORMS: &[&str] = &["post_attention_norm.weight", "post_ffw_norm.weight"];
+const SINKS: &[&str] = &["attn_sinks.weight"];
+const DENSE: &[&str] = &["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"];
+const MIXTURE: &[&str] = &["ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"];
 
 /// Tensors that cannot change the logits, without the prefix of a block. Older files have the frequencies of the rotary embedding,
 /// which follow from `rope.freq_base`; models that rank texts have a head of their own.
 const IGNORED_TENSORS: &[(&str, &[Arch])] =
-    &[("attn_rot_embd", ALL), ("attn_rot_embd.weight", ALL), ("cls.output.weight", QWEN3)];
+    &[("attn_rot_embd", &Arch::ALL), ("attn_rot_embd.weight", &Arch::ALL), ("cls.output.weight", &[Arch::Qwen3])];
 
 impl ModelPart {
     /// The part that a tensor of this name belongs to; `None` if the model does not use it.
     pub fn of(name: &str, hparams: &HParams) -> Option<ModelPart> {
+        let spec = hparams.arch.spec();
         match split_block(name) {
             (Some(block), rest) => {
-                let mut rows = BLOCK_TENSORS.iter();
-                let known = rows.any(|(names, archs)| names.contains(&rest) && archs.contains(&hparams.arch));
+                let known = [
+                    (BLOCK_TENSORS, true),
+                    (spec.biases, true),
+                    (&[spec.ffn_norm], true),
+                    (HEAD_NORMS, spec.head_norms),
+                    (RESULT_NORMS, spec.result_norms),
+                    (SINKS, spec.sinks),
+                    (DENSE, hparams.experts.is_none()),
+                    (MIXTURE, hparams.experts.is_some()),
+                ];
+                let known = known.iter().any(|&(names, used)| used && names.contains(&rest));
                 (known && block < hparams.layers).then_some(ModelPart::Block(block))
             }
+            (None, "token_embd.weight") => Some(ModelPart::Embedding),
+            (None, "output_norm.weight" | "output.weight") => Some(ModelPart::Output),
+            (None, "output.bias") => spec.output_bias.then_some(ModelPart::Output),
             (None, name) => {
-                let mut rows = OUTER_TENSORS.iter();
-                let row = rows.find(|(known, _, archs)| *known == name && archs.contains(&hparams.arch));
-                row.map(|&(_, part, _)| part)
+                let factors = [0, usize::MAX].map(|context| hparams.rope_factors_name(context));
+                factors.contains(&Some(name)).then_some(ModelPart::EveryBlock)
             }
         }
     }
@@ -161,6 +163,7 @@ mod tests {
                 &["blk.2.attn_sinks.weight"],
                 "architecture llama, and text without them would be wrong: \"blk.2.attn_sinks.weight\" of block 2",
             ),
+            (Arch::SmolLm3, &["blk.0.post_ffw_norm.weight"], "\"blk.0.post_ffw_norm.weight\" of block 0"),
             (Arch::Llama, &["blk.0.attn_qkv.weight"], "\"blk.0.attn_qkv.weight\" of block 0"),
             (Arch::Llama, &["blk.1.attn_q.scale"], "\"blk.1.attn_q.scale\" of block 1"),
             (Arch::Llama, &["blk.1.attn_q_norm.weight"], "\"blk.1.attn_q_norm.weight\" of block 1"),
@@ -170,6 +173,8 @@ mod tests {
             (Arch::Llama, &["output.bias"], "would be wrong: \"output.bias\""),
             (Arch::Llama, &["cls.output.weight"], "would be wrong: \"cls.output.weight\""),
             (Arch::Llama, &["rope_factors_long.weight"], "would be wrong: \"rope_factors_long.weight\""),
+            (Arch::Phi3, &["rope_freqs.weight"], "would be wrong: \"rope_freqs.weight\""),
+            (Arch::GptOss, &["blk.0.ffn_norm.weight"], "\"blk.0.ffn_norm.weight\" of block 0"),
             (
                 Arch::Qwen2,
                 &["rope_freqs.weight"],

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use fanout::gguf::{Gguf, Writer};
 use fanout::tensor::DType;
@@ -296,6 +298,84 @@ fn a_prompt_with_invalid_logits_fails_alone() {
 }
 
 /// A model with an unknown tokenizer runs on token ids, and a warning says so, with one prompt and with many.
+/// A server with the interface of Hugging Face, for the repository `o/m` with one model, until it has answered `requests`.
+fn hub(model: Vec<u8>, requests: usize) -> (String, thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let thread = thread::spawn(move || {
+        for _ in 0..requests {
+            let (mut stream, _) = listener.accept().unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let one = head.iter().any(|line| line.eq_ignore_ascii_case("range: bytes=0-0"));
+            let (status, body) = match head[0].split(' ').nth(1).unwrap() {
+                "/api/models/o/m/revision/main" => (
+                    "200 OK",
+                    br#"{"sha": "c0ffee", "siblings": [{"rfilename": "README.md"}, {"rfilename": "m.Q8_0.gguf"}]}"#
+                        .to_vec(),
+                ),
+                "/o/m/resolve/main/m.Q8_0.gguf" => ("206 Partial Content", if one { vec![0] } else { model.clone() }),
+                _ => ("404 Not Found", vec![]),
+            };
+            let (length, whole) = (body.len(), model.len());
+            let head = format!(
+                "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\nContent-Range: bytes 0-0/{whole}\r\n\
+                 ETag: \"e1\"\r\nX-Repo-Commit: c0ffee\r\n\r\n"
+            );
+            stream.write_all(&[head.into_bytes(), body].concat()).unwrap();
+        }
+    });
+    (endpoint, thread)
+}
+
+#[test]
+fn a_model_is_downloaded_once() {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hub");
+    let _ = fs::remove_dir_all(&home);
+    let generate = |endpoint: &str, model: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_generate"));
+        for proxy in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+            command.env_remove(proxy);
+        }
+        let output = command.args(["-hf", model, "--info"]).env("HF_ENDPOINT", endpoint).env("HF_HOME", &home).output();
+        let output = output.unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.success(), out, err)
+    };
+    // The list, the size of the file, the file, and then the list alone.
+    let (endpoint, thread) = hub(model().to_bytes().unwrap(), 4);
+    for model in ["o/m", "o/m:q8_0"] {
+        let (done, out, err) = generate(&endpoint, model);
+        assert!(done && out.starts_with("architecture: llama"), "{out}{err}");
+    }
+    thread.join().unwrap();
+    // Nothing listens any more.
+    let (done, out, err) = generate(&endpoint, "o/m");
+    assert!(done && out.starts_with("architecture: llama") && err.contains("is used as it is"), "{out}{err}");
+    let (done, _, err) = generate(&endpoint, "o/other");
+    assert!(!done && err.contains("without a network, give the path of a file instead"), "{err}");
+    let (endpoint, thread) = hub(vec![], 2);
+    for (model, says) in [("o/other", "is the name right?"), ("o/m:Q4_0", "no such model, but m.Q8_0.gguf")] {
+        let (done, _, err) = generate(&endpoint, model);
+        assert!(!done && err.contains(says), "{err}");
+    }
+    thread.join().unwrap();
+    for (arguments, says) in
+        [(&["-hf", "m", "--info"][..], "expected OWNER/NAME"), (&["-hf", "o/m", "x.gguf"], "cannot be used")]
+    {
+        let output = Command::new(env!("CARGO_BIN_EXE_generate")).args(arguments).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && err.contains(says), "{err}");
+    }
+}
+
+#[test]
+fn models_are_listed() {
+    let output = Command::new(env!("CARGO_BIN_EXE_generate")).arg("models").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("| gpt-oss |"), "{text}");
+}
+
 #[test]
 fn an_unusable_tokenizer_causes_a_warning() {
     let (folder, file) = with_file("tokenizer", &model().text("tokenizer.ggml.model", "bert"));

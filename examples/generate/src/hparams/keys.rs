@@ -3,7 +3,7 @@
 //! the same tensors.
 //!
 //! A key that is not implemented and changes the logits is refused, because text that is almost right is worse than an error.
-//! Parts of a model that have tensors of their own need no row: their tensors are refused ([`crate::tensor_names`]).
+//! The keys of one architecture alone are in its file, `archs/`. Parts of a model that have tensors of their own need no row: their tensors are refused ([`crate::tensor_names`]).
 //! llama.cpp writes all of its parameters into a file that it saves, with their defaults, so those defaults are accepted.
 
 use super::{Arch, unfit};
@@ -97,16 +97,16 @@ const KEYS: &[(&str, Effect)] = &[
     ("rope.freq_base_swa", Ignored),
     // 50 is llama.cpp's default, which it writes for models without the cap, too; likewise 30 below.
     ("attn_logit_softcapping", Only(&[Number(0.0), Number(50.0)])),
-    // Rotary embedding: which blocks have it, and scaling other than linear. `rope.scaling.type` refuses YaRN and LongRoPE.
+    // Rotary embedding: which blocks have it, and scaling.
     ("attention.rope_pattern", Only(&[Number(1.0), Flag(true)])),
     ("rope.scaling.alpha", AT_MOST_ONE),
     ("rope.scaling.finetuned", Ignored),
-    ("rope.scaling.original_context_length", Ignored),
+    ("rope.scaling.original_context_length", Read),
     ("rope.scaling.yarn_attn_factor", Ignored),
-    ("rope.scaling.yarn_beta_fast", Ignored),
-    ("rope.scaling.yarn_beta_slow", Ignored),
+    ("rope.scaling.yarn_beta_fast", Read),
+    ("rope.scaling.yarn_beta_slow", Read),
     ("rope.scaling.yarn_ext_factor", Ignored),
-    ("rope.scaling.yarn_log_multiplier", Ignored),
+    ("rope.scaling.yarn_log_multiplier", Read),
     // Positions of images. All numbers of a token of text are its position.
     ("rope.dimension_sections", Ignored),
     // Factors, caps, activations and repetitions on the way from the embedding to the logits.
@@ -162,6 +162,9 @@ pub(super) fn check<'a>(arch: Arch, metadata: &Metadata<'a>) -> Result<Vec<&'a s
     let mut unknown = Vec::new();
     for (key, value) in metadata.iter() {
         let Some(name) = key.strip_prefix(arch.name()).and_then(|rest| rest.strip_prefix('.')) else { continue };
+        if arch.spec().keys.contains(&name) {
+            continue;
+        }
         match KEYS.iter().find(|(known, _)| *known == name).map(|(_, effect)| effect) {
             Some(Read | Ignored) => {}
             Some(Only(neutral)) => {

@@ -2,6 +2,8 @@
 
 use super::*;
 use fanout::gguf::{Gguf, Writer};
+use fanout::ops::rope::RopeMode;
+use std::num::NonZeroU32;
 
 fn sample(arch: Arch) -> Writer {
     let key = |key: &str| format!("{arch}.{key}");
@@ -24,7 +26,7 @@ fn read(file: &Writer) -> Result<HParams, KeyError> {
 fn missing_optional_keys_have_defaults() {
     for arch in [Arch::Llama, Arch::Qwen2, Arch::Qwen3] {
         let hparams = read(&sample(arch)).unwrap();
-        let rope = Rope { n_ctx_orig: 4096, ..Rope::new(arch.rope_mode(), 32) };
+        let rope = Rope { n_ctx_orig: 4096, ..Rope::new(arch.spec().rope_mode, 32) };
         let expected = HParams {
             arch,
             layers: 2,
@@ -38,11 +40,13 @@ fn missing_optional_keys_have_defaults() {
             context: 4096,
             rms_epsilon: 1e-5,
             rope,
+            rope_factors: arch.spec().rope_factors,
+            variant: Variant::LLAMA,
         };
         assert_eq!(hparams, expected);
     }
-    assert_eq!(Arch::Llama.rope_mode(), RopeMode::Normal);
-    assert_eq!(Arch::Qwen3Moe.rope_mode(), RopeMode::Neox);
+    assert_eq!(Arch::Llama.spec().rope_mode, RopeMode::Normal);
+    assert_eq!(Arch::Qwen3Moe.spec().rope_mode, RopeMode::Neox);
 }
 
 #[test]
@@ -93,8 +97,8 @@ fn each_contradiction_is_named() {
     let cases = [
         (
             llama().text("general.architecture", "mamba"),
-            "general.architecture: expected one of llama, qwen2, qwen3, qwen3moe, the architectures this program runs, \
-             found \"mamba\"",
+            "general.architecture: expected one of llama, mistral3, qwen2, qwen3, qwen3moe, gemma3, gpt-oss, granite, phi3, smollm3, \
+             the architectures this program runs, found \"mamba\"",
         ),
         (llama().int("llama.block_count", 0), "llama.block_count: expected a number above 0, found 0"),
         (
@@ -129,11 +133,11 @@ fn each_contradiction_is_named() {
         (llama().int("llama.attention.head_count", 7), "expected a divisor of llama.embedding_length, 256, found 7"),
         (llama().int("llama.attention.key_length", 64), "llama.attention.value_length: expected 64, the length"),
         (llama().int("llama.rope.dimension_count", 16), "llama.rope.dimension_count: expected an even number and"),
-        (llama().text("llama.rope.scaling.type", "yarn"), "rope.scaling.type: expected none or linear: YaRN, Long"),
+        (llama().text("llama.rope.scaling.type", "su"), "expected none, linear, yarn or longrope, found \"su\""),
         (llama().float("llama.rope.scaling.factor", -1.0), "rope.scaling.factor: expected a number above 0, found -1"),
         (llama().float("llama.rope.freq_base", f32::NAN), "llama.rope.freq_base: expected a finite number, found NaN"),
         (llama().text("tokenizer.ggml.tokens", "x"), "tokenizer.ggml.tokens: expected an array of tokens, found \"x\""),
-        (llama().int("llama.expert_count", 8), "expected no experts: they are supported in qwen3moe alone, found 8"),
+        (sample(Arch::Qwen2).int("qwen2.expert_count", 8), "expected no experts in this architecture, found 8"),
         (moe().int("qwen3moe.expert_used_count", 5), "expert_used_count: expected at most the 4 experts, found 5"),
     ];
     for (file, expected) in cases {
@@ -158,6 +162,74 @@ fn equal_numbers_of_all_blocks_are_one_number() {
         assert_eq!(hparams, read(&with(key, number as u32)).unwrap(), "{key}");
         assert_ne!(hparams, read(&file).unwrap(), "{key}");
     }
+}
+
+/// The rotation by YaRN, as llama.cpp computes it from the file's keys.
+#[test]
+fn yarn_scales_the_rotation() {
+    let with = |factor: f32| {
+        let file =
+            sample(Arch::Qwen2).text("qwen2.rope.scaling.type", "yarn").float("qwen2.rope.scaling.factor", factor);
+        read(&file.int("qwen2.rope.scaling.original_context_length", 1024)).unwrap().rope
+    };
+    let rope = with(4.0);
+    assert_eq!((rope.n_ctx_orig, rope.freq_scale, rope.ext_factor, rope.attn_factor), (1024, 0.25, 1.0, 1.0));
+    assert_eq!((rope.beta_fast, rope.beta_slow), (32.0, 1.0));
+    assert_eq!(with(0.5).attn_factor, 1.0 / (1.0 + 0.1 * 0.5f32.ln()));
+    let file = sample(Arch::Mistral3).text("mistral3.rope.scaling.type", "yarn");
+    let file = file.float("mistral3.rope.scaling.factor", 16.0).float("mistral3.rope.scaling.yarn_log_multiplier", 1.0);
+    let rope = read(&file.float("mistral3.rope.scaling.yarn_beta_fast", 4.0)).unwrap().rope;
+    assert_eq!((rope.beta_fast, rope.attn_factor), (4.0, 1.0 / (1.0 + 0.1 * 16f32.ln())));
+}
+
+/// LongRoPE has other factors beyond the original context.
+#[test]
+fn the_context_chooses_the_factors_of_the_rotation() {
+    let names = |file: &Writer| {
+        let hparams = read(file).unwrap();
+        [1024, 1025].map(|context| hparams.rope_factors_name(context))
+    };
+    let phi3 = sample(Arch::Phi3).int("phi3.rope.scaling.original_context_length", 1024);
+    let chosen = [Some("rope_factors_short.weight"), Some("rope_factors_long.weight")];
+    assert_eq!(names(&phi3), chosen);
+    let llama = sample(Arch::Llama).int("llama.rope.scaling.original_context_length", 1024);
+    assert_eq!(names(&llama), [Some("rope_freqs.weight"); 2]);
+    assert_eq!(names(&llama.text("llama.rope.scaling.type", "longrope")), chosen);
+    assert_eq!(names(&sample(Arch::Qwen3)), [None; 2]);
+}
+
+/// What the keys of one architecture alone change.
+#[test]
+fn architectures_have_their_own_keys() {
+    let window = sample(Arch::Gemma3).int("gemma3.attention.sliding_window", 8);
+    let hparams =
+        read(&window.clone().int("gemma3.block_count", 7).float("gemma3.final_logit_softcapping", 30.0)).unwrap();
+    let windows: Vec<_> = (0..7).map(|block| hparams.block_window(block).map(NonZeroU32::get)).collect();
+    assert_eq!(windows, [Some(8), Some(8), Some(8), Some(8), Some(8), None, Some(8)]);
+    assert_eq!((hparams.variant.embedding_scale, hparams.variant.logit_cap), (16.0, Some(30.0)));
+    let file = window.int("gemma3.attention.sliding_window_pattern", 2).float("gemma3.rope.freq_base", 1e6);
+    let hparams = read(&file.float("gemma3.rope.scaling.factor", 8.0)).unwrap();
+    let ropes = [0, 1].map(|block| hparams.block_rope(block).map(|rope| (rope.freq_base, rope.freq_scale)));
+    assert_eq!(ropes, [Some((1e4, 1.0)), Some((1e6, 0.125))]);
+
+    let granite = sample(Arch::Granite).float("granite.logit_scale", 4.0).float("granite.attention.scale", 0.5);
+    let hparams = read(&granite.clone().float("granite.residual_scale", 0.25)).unwrap();
+    assert_eq!((hparams.variant.logit_scale, hparams.variant.residual_scale), (0.25, 0.25));
+    assert_eq!((hparams.attention_scale(), hparams.variant.embedding_scale), (0.5, 1.0));
+    let hparams = read(&granite.flag("granite.rope.scaling.finetuned", false)).unwrap();
+    assert_eq!(hparams.block_rope(0), None);
+    assert!(read(&sample(Arch::Granite)).unwrap_err().to_string().contains("granite.logit_scale"));
+
+    let hparams = read(&sample(Arch::SmolLm3).int("smollm3.block_count", 5)).unwrap();
+    assert_eq!([0, 2, 3, 4].map(|block| hparams.block_rope(block).is_some()), [true, true, false, true]);
+    let mixtral = sample(Arch::Llama).int("llama.expert_count", 4).int("llama.expert_used_count", 2);
+    assert_eq!(read(&mixtral).unwrap().experts, Some(Experts { count: 4, used: 2, ff: 512 }));
+    let mistral3 = sample(Arch::Mistral3).float("mistral3.attention.temperature_scale", 0.1);
+    let temperature = Some(Temperature { scale: 0.1, step: 4096.0 });
+    assert_eq!(read(&mistral3).unwrap().variant.temperature, temperature);
+    let phi3 = sample(Arch::Phi3).int("phi3.rope.dimension_count", 24).int("phi3.attention.sliding_window", 4);
+    let hparams = read(&phi3).unwrap();
+    assert_eq!((hparams.rope.n_dims, hparams.block_window(0)), (24, None));
 }
 
 /// The number of tokens is the length of the list, as in llama.cpp.
@@ -232,7 +304,7 @@ fn keys_that_change_the_logits_and_are_not_implemented_are_refused() {
         ("nextn_predict_layers", |file, key| file.int(key, 1), "found 1"),
     ];
     for arch in Arch::ALL {
-        for &(key, set, expected) in rows {
+        for &(key, set, expected) in rows.iter().filter(|(key, ..)| !arch.spec().keys.contains(key)) {
             let key = format!("{arch}.{key}");
             let error = read(&set(sample(arch), &key)).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{key}: expected ")) && error.contains(expected), "{error}\n{expected}");
@@ -279,7 +351,6 @@ fn neutral_values_of_keys_that_are_not_implemented_are_accepted() {
         .floats("llama.swiglu_clamp_exp", &[0.0, 0.0])
         .int("llama.pooling_type", 3)
         .float("llama.rope.scaling.yarn_ext_factor", -1.0)
-        .int("llama.rope.scaling.original_context_length", 2048)
         .float("llama.attention.layer_norm_epsilon", 1e-5)
         .flag("llama.expert_weights_norm", false)
         .float("llama.expert_group_scale", 0.05)

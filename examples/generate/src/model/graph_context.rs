@@ -6,12 +6,14 @@ use fanout::graph::{BuildError, TensorId};
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
+use fanout::ops::unary::Unary;
 use fanout::ops::{Op, OutputSpec};
 use fanout::sched::batching::mask::{CellTensors, TokenInputs, mask, record_cells};
 use fanout::sched::sampling::{LogitsLayout, SampledTokens, Sampling, add_sampler};
 use fanout::sched::{Task, TaskBuilder};
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 
 /// A task under construction. Nodes and weights have llama.cpp's names; inside a block, callers omit the prefix `blk.N.`.
 pub(super) struct GraphContext<'a> {
@@ -23,8 +25,10 @@ pub(super) struct GraphContext<'a> {
     prefix: String,
     /// Tensor group of the most recent norm.
     group: Option<usize>,
-    /// By tensor group: the writer of each cell of the KV cache, noted for this batch, and the mask if it was needed.
-    cells: HashMap<usize, (CellTensors, Option<TensorId>)>,
+    /// By tensor group: the writer of each cell of the KV cache, noted for this batch.
+    cells: HashMap<usize, CellTensors>,
+    /// By tensor group and sliding window: the masks that were needed.
+    masks: HashMap<(usize, Option<NonZeroU32>), TensorId>,
 }
 
 impl<'a> GraphContext<'a> {
@@ -36,6 +40,7 @@ impl<'a> GraphContext<'a> {
             prefix: String::new(),
             group: None,
             cells: HashMap::new(),
+            masks: HashMap::new(),
         }
     }
 
@@ -96,22 +101,28 @@ impl<'a> GraphContext<'a> {
             positions: self.stored(positions, &vectors.positions)?,
         };
         record_cells(&mut self.b, cells, tokens, group).map_err(|source| self.build_error("cells", source))?;
-        self.cells.insert(group, (cells, None));
+        self.cells.insert(group, cells);
         Ok(())
     }
 
     /// The attention mask on a tensor group where the cells of the batch are noted: `[seen, tokens]`, F16 for flash attention and
     /// else F32.
-    pub(super) fn mask(&mut self, group: usize, tokens: TokenInputs, seen: usize) -> Result<TensorId, ModelError> {
-        let noted = self.cells.get(&group).copied();
-        let (cells, made) = noted.ok_or_else(|| ModelError::Cache(format!("group {group} has no cells")))?;
-        if let Some(mask) = made {
+    pub(super) fn mask(
+        &mut self,
+        group: usize,
+        tokens: TokenInputs,
+        seen: usize,
+        window: Option<NonZeroU32>,
+    ) -> Result<TensorId, ModelError> {
+        if let Some(&mask) = self.masks.get(&(group, window)) {
             return Ok(mask);
         }
+        let cells = self.cells.get(&group).copied();
+        let cells = cells.ok_or_else(|| ModelError::Cache(format!("group {group} has no cells")))?;
         let dtype = if self.model.cache_options.flash_attn { DType::F16 } else { DType::F32 };
-        let mask = mask(&mut self.b, cells, tokens, (seen, dtype), None, group);
+        let mask = mask(&mut self.b, cells, tokens, (seen, dtype), window, group);
         let mask = mask.map_err(|source| self.build_error("mask", source))?;
-        self.cells.insert(group, (cells, Some(mask)));
+        self.masks.insert((group, window), mask);
         Ok(mask)
     }
 
@@ -188,6 +199,11 @@ impl<'a> GraphContext<'a> {
         }
         self.group = group;
         self.node(name, Binary::Mul, &[scaled, weight_id])
+    }
+
+    /// `x` times a factor.
+    pub(super) fn scaled(&mut self, name: &str, x: TensorId, scale: f32) -> Result<TensorId, ModelError> {
+        if scale == 1.0 { Ok(x) } else { self.node(name, Unary::Scale { scale, bias: 0.0 }, &[x]) }
     }
 
     /// The product `weight * x`, plus the bias if the model has one. Their names are `stem` with the suffix `.weight` or

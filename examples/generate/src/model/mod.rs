@@ -1,4 +1,4 @@
-//! Builds the compute graph of a model (llama, qwen2, qwen3 or qwen3moe), op by op as llama.cpp does, for a batch of the tokens of
+//! Builds the compute graph of a model (one of [`crate::hparams::Arch`]), op by op as llama.cpp does, for a batch of the tokens of
 //! one or more sequences.
 //!
 //! Shapes are written in the order of `ne`, fastest dimension first. A batch flows through the blocks as `[width, tokens]`.
@@ -19,10 +19,11 @@ mod moe;
 pub use batch::UniformFn;
 pub use cache::{CacheOptions, CellVectors, KV_PAD, LayerCache, SequenceCache, cache_names};
 
-use crate::hparams::HParams;
+use crate::hparams::{HParams, Variant};
 use fanout::device::Region;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::rows::Rows;
+use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::sched::Task;
 use fanout::sched::batching::mask::TokenInputs;
 use fanout::sched::sampling::{LogitsLayout, SampledTokens, Sampling};
@@ -139,6 +140,9 @@ pub enum ModelError {
     },
 }
 
+/// The frequency factors of the rotation, whatever the file calls them.
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+
 /// The name of the copy of a tensor on a tensor group.
 pub fn copy_name(name: &str, group: usize) -> String {
     format!("{name}@{group}")
@@ -175,7 +179,8 @@ impl Model {
         let common = BlockContext { model: self, shape, inputs };
 
         let table = ctx.weight("token_embd.weight", &[hparams.width, hparams.vocab])?;
-        let mut x = ctx.node("inp_embd", Rows::GetRows, &[table, inputs.tokens])?;
+        let x = ctx.node("inp_embd", Rows::GetRows, &[table, inputs.tokens])?;
+        let mut x = ctx.scaled("inp_scaled", x, hparams.variant.embedding_scale)?;
         for i in 0..hparams.layers {
             let end = i + 1 == hparams.layers;
             if end && shape.outputs == 0 {
@@ -197,6 +202,13 @@ impl Model {
         let tied = !self.weights.contains_key("output.weight");
         let stem = if tied { "token_embd" } else { "output" };
         let logits = ctx.linear("result_output", stem, x, self.hparams.vocab)?;
+        let Variant { logit_scale, logit_cap, .. } = self.hparams.variant;
+        let mut logits = ctx.scaled("result_scaled", logits, logit_scale)?;
+        if let Some(cap) = logit_cap {
+            let small = ctx.scaled("result_capped", logits, cap.recip())?;
+            let capped = ctx.node("result_capped", Unary::Kind(UnaryKind::Tanh), &[small])?;
+            logits = ctx.scaled("result_capped", capped, cap)?;
+        }
         ctx.output(logits)?;
         let ranks = self.weights.get(&format!("{stem}.weight")).map_or(1, |weight| weight.regions.len());
         let layout = if ranks > 1 { LogitsLayout::SplitByVocabulary } else { LogitsLayout::Whole };
@@ -205,7 +217,7 @@ impl Model {
 
     /// The RoPE frequency factors for a block: the copy on the block's device if there is one, else the original.
     fn rope_factors(&self, layer: usize) -> Option<(String, &StoredTensor)> {
-        let name = "rope_freqs.weight";
+        let name = ROPE_FACTORS;
         let own = copy_name(name, self.caches.first()?.layers.get(layer)?.keys.group);
         [own, name.to_owned()].into_iter().find_map(|name| self.weights.get(&name).map(|stored| (name, stored)))
     }

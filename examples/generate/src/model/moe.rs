@@ -5,7 +5,7 @@ use super::graph_context::GraphContext;
 use crate::hparams::{Experts, HParams};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
-use fanout::ops::glu::{Glu, GluKind};
+use fanout::ops::glu::Glu;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::rows::Rows;
@@ -14,7 +14,7 @@ use fanout::ops::sort::Sort;
 use fanout::tensor::{DType, TensorDesc};
 
 /// Top-k routing: softmax over all experts, the `used` largest probabilities normalised to a sum of 1, and a weighted sum of
-/// the results of these experts.
+/// the results of these experts. A softmax over the `used` largest scores, which some architectures specify, gives the same weights.
 pub(super) fn feed_forward(
     ctx: &mut GraphContext<'_>,
     hparams: &HParams,
@@ -38,13 +38,10 @@ pub(super) fn feed_forward(
     let weights = ctx.reshape(weights, [1, used, tokens, 1])?;
 
     let x = ctx.reshape(x, [width, 1, tokens, 1])?;
-    let gate = ctx.weight("ffn_gate_exps.weight", &[width, ff, count])?;
-    let gate = ctx.node("ffn_moe_gate", MulMat::BY_ID, &[gate, x, chosen])?;
-    let up = ctx.weight("ffn_up_exps.weight", &[width, ff, count])?;
-    let up = ctx.node("ffn_moe_up", MulMat::BY_ID, &[up, x, chosen])?;
-    let gated = ctx.node("ffn_moe_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
-    let down = ctx.weight("ffn_down_exps.weight", &[ff, width, count])?;
-    let down = ctx.node("ffn_moe_down", MulMat::BY_ID, &[down, gated, chosen])?;
+    let gate = product(ctx, "ffn_moe_gate", ("ffn_gate_exps", x, chosen), [width, ff, count])?;
+    let up = product(ctx, "ffn_moe_up", ("ffn_up_exps", x, chosen), [width, ff, count])?;
+    let gated = ctx.node("ffn_moe_gated", Glu { kind: hparams.variant.gate, swapped: false }, &[gate, up])?;
+    let down = product(ctx, "ffn_moe_down", ("ffn_down_exps", gated, chosen), [ff, width, count])?;
     let weighted = ctx.node("ffn_moe_weighted", Binary::Mul, &[down, weights])?;
 
     // `weighted` is `[width, used, tokens]`: sum over the experts with one strided view per expert slot.
@@ -57,4 +54,19 @@ pub(super) fn feed_forward(
         sum = ctx.node("ffn_moe_out", Binary::Add, &[sum, next])?;
     }
     Ok(sum)
+}
+
+/// The products of each token's experts with `x`, plus their biases if the model has them. `ne` is the shape of the experts' matrices.
+fn product(
+    ctx: &mut GraphContext<'_>,
+    name: &str,
+    (stem, x, chosen): (&str, TensorId, TensorId),
+    ne: [usize; 3],
+) -> Result<TensorId, ModelError> {
+    let weight = ctx.weight(&format!("{stem}.weight"), &ne)?;
+    let y = ctx.node(name, MulMat::BY_ID, &[weight, x, chosen])?;
+    match ctx.optional(&format!("{stem}.bias"), &ne[1..])? {
+        Some(bias) => ctx.node(name, Binary::AddId, &[y, bias, chosen]),
+        None => Ok(y),
+    }
 }

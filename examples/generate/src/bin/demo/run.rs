@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Parser;
 use generate::args::Args;
+use generate::fused::split_fused;
 use generate::hparams::HParams;
 use generate::link_traffic::Phase;
 use generate::model_file::ModelFile;
@@ -57,8 +58,9 @@ impl Job {
     fn generate(&self) -> anyhow::Result<Report> {
         let args = self.args()?;
         let file = ModelFile::open(&self.model)?;
-        let gguf = file.parse()?;
+        let mut gguf = file.parse()?;
         let hparams = HParams::read(&gguf.metadata)?;
+        split_fused(&mut gguf, &hparams);
         let mut session = Session::new(&args, &file, &gguf, &hparams, self.prompt.len())?;
         let load = session.load()?;
         session.warm_up(&self.prompt)?;

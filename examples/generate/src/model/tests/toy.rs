@@ -1,16 +1,18 @@
 //! Toy models for tests: tiny, with random weights, in memory or as a GGUF file.
 
-use crate::hparams::{Arch, Experts, HParams};
+use crate::hparams::{Arch, ExpertUse, Experts, HParams, Positions, Temperature, Variant};
 use fanout::gguf::{Gguf, Writer};
+use fanout::ops::glu::GluKind;
 use fanout::ops::rope::Rope;
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 /// Number of tokens in the vocabulary of every toy model.
 const VOCAB: usize = 50;
 
 /// All architectures.
-pub(crate) const ARCHS: [Arch; 4] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Qwen3Moe];
+pub(crate) const ARCHS: [Arch; 10] = Arch::ALL;
 
 /// A model with random weights.
 pub(crate) struct ToyModel {
@@ -20,9 +22,12 @@ pub(crate) struct ToyModel {
 
 impl ToyModel {
     pub(crate) fn new(arch: Arch) -> ToyModel {
-        let (layers, width, heads, kv_heads, head_width, ff) = (3, 24, 6, 2, 8, 40);
+        // SmolLM3 has another fourth block.
+        let layers = if arch == Arch::SmolLm3 { 4 } else { 3 };
+        let (width, heads, kv_heads, head_width, ff) = (24, 6, 2, 8, 40);
         let (experts, expert_ff) = (5, 12);
-        let moe = arch == Arch::Qwen3Moe;
+        let spec = arch.spec();
+        let moe = spec.experts == ExpertUse::Always;
         let hparams = HParams {
             arch,
             layers,
@@ -34,8 +39,10 @@ impl ToyModel {
             vocab: VOCAB,
             context: 512,
             rms_epsilon: 1e-5,
-            rope: Rope::new(arch.rope_mode(), head_width as u32),
+            rope: Rope { n_ctx_orig: ORIGINAL, ..Rope::new(spec.rope_mode, head_width as u32) },
+            rope_factors: spec.rope_factors,
             experts: moe.then_some(Experts { count: experts, used: 2, ff: expert_ff }),
+            variant: variant(arch, layers),
         };
         let mut toy = ToyModel { hparams, tensors: BTreeMap::new() };
         toy.add("token_embd.weight", &[width, VOCAB]);
@@ -44,19 +51,31 @@ impl ToyModel {
         for i in 0..layers {
             let mut add = |stem: &str, ne: &[usize]| toy.add(&format!("blk.{i}.{stem}"), ne);
             add("attn_norm.weight", &[width]);
-            add("ffn_norm.weight", &[width]);
+            add(spec.ffn_norm, &[width]);
             add("attn_output.weight", &[heads * head_width, width]);
             for (stem, rows) in
                 [("attn_q", heads * head_width), ("attn_k", kv_heads * head_width), ("attn_v", kv_heads * head_width)]
             {
                 add(&format!("{stem}.weight"), &[width, rows]);
-                if arch == Arch::Qwen2 {
+                if matches!(arch, Arch::Qwen2 | Arch::GptOss) {
                     add(&format!("{stem}.bias"), &[rows]);
                 }
             }
-            if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe) {
+            if spec.result_norms {
+                add("post_attention_norm.weight", &[width]);
+                add("post_ffw_norm.weight", &[width]);
+            }
+            if spec.head_norms {
                 add("attn_q_norm.weight", &[head_width]);
                 add("attn_k_norm.weight", &[head_width]);
+            }
+            if spec.sinks {
+                add("attn_sinks.weight", &[heads]);
+                add("attn_output.bias", &[width]);
+                add("ffn_gate_inp.bias", &[experts]);
+                add("ffn_gate_exps.bias", &[expert_ff, experts]);
+                add("ffn_up_exps.bias", &[expert_ff, experts]);
+                add("ffn_down_exps.bias", &[width, experts]);
             }
             if moe {
                 add("ffn_gate_inp.weight", &[width, experts]);
@@ -110,6 +129,24 @@ impl ToyModel {
             .int(&key("context_length"), context as u32)
             .float(&key("attention.layer_norm_rms_epsilon"), rms_epsilon)
             .texts("tokenizer.ggml.tokens", &pieces);
+        writer = writer.int(&key("rope.scaling.original_context_length"), ORIGINAL as u32);
+        if let Positions::Windows { rope, .. } = &self.hparams.variant.positions {
+            writer = writer
+                .int(&key("attention.sliding_window"), WINDOW)
+                .int(&key("attention.sliding_window_pattern"), 2)
+                .float(&key("rope.freq_base_swa"), rope.freq_base);
+        }
+        if let Some(Temperature { scale, .. }) = self.hparams.variant.temperature {
+            writer = writer.float(&key("attention.temperature_scale"), scale);
+        }
+        if arch == Arch::Granite {
+            let Variant { embedding_scale, residual_scale, logit_scale, .. } = self.hparams.variant;
+            writer = writer
+                .float(&key("embedding_scale"), embedding_scale)
+                .float(&key("residual_scale"), residual_scale)
+                .float(&key("attention.scale"), self.hparams.attention_scale())
+                .float(&key("logit_scale"), logit_scale.recip());
+        }
         if let Some(experts) = &self.hparams.experts {
             writer = writer
                 .int(&key("expert_count"), experts.count as u32)
@@ -125,6 +162,40 @@ impl ToyModel {
             bytes[info.bytes].copy_from_slice(&values.collect::<Vec<u8>>());
         }
         bytes
+    }
+}
+
+/// The positions of a sliding window: fewer than the tests' prompts have.
+const WINDOW: u32 = 3;
+
+/// The context before its extension: fewer positions than the tests' prompts have.
+const ORIGINAL: i32 = 4;
+
+/// What an architecture computes beyond a llama, as [`ToyModel::gguf_bytes`] writes it.
+fn variant(arch: Arch, layers: usize) -> Variant {
+    let plain = Variant::LLAMA;
+    let windows = |freq_base| Positions::Windows {
+        width: NonZeroU32::new(WINDOW).unwrap(),
+        local: (0..layers).map(|block| block % 2 == 0).collect(),
+        rope: Rope { freq_base, n_ctx_orig: ORIGINAL, ..Rope::new(arch.spec().rope_mode, 8) },
+    };
+    match arch {
+        Arch::Gemma3 => {
+            Variant { embedding_scale: 24f32.sqrt(), gate: GluKind::Geglu, positions: windows(100.0), ..plain }
+        }
+        Arch::GptOss => {
+            Variant { gate: GluKind::SwigluOai { alpha: 1.702, limit: 7.0 }, positions: windows(10000.0), ..plain }
+        }
+        Arch::Granite => Variant {
+            embedding_scale: 1.5,
+            residual_scale: 0.5,
+            attention_scale: Some(0.25),
+            logit_scale: 0.25,
+            ..plain
+        },
+        Arch::Mistral3 => Variant { temperature: Some(Temperature { scale: 0.5, step: ORIGINAL as f32 }), ..plain },
+        Arch::SmolLm3 => Variant { positions: Positions::UnrotatedEvery(4), ..plain },
+        Arch::Llama | Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe | Arch::Phi3 => plain,
     }
 }
 
