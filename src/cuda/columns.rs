@@ -66,9 +66,9 @@ struct Producer {
 #[derive(Default)]
 pub(super) struct ConvertedColumns {
     all: Vec<Conversion>,
-    /// The numbers of the conversions whose source is unchanged.
+    /// Those whose source is unchanged, by number.
     current: Vec<usize>,
-    /// The producers whose result is unchanged.
+    /// Those whose result is unchanged.
     producers: Vec<Producer>,
 }
 

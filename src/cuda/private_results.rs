@@ -1,4 +1,4 @@
-//! Private results: results of products, and of the ADDs after them (biases), that lie in the program's scratch memory instead of the client's.
+//! Private results: results of products, and of the ADDs behind them (biases), that lie in the program's scratch memory instead of the client's.
 //!
 //! An allocator gives a result the memory of one that nothing reads any more. In a layer of llama.cpp, the product of the values lies
 //! where that of the queries was, which ROPE has read. It could not run before this ROPE, and therefore not together with the
@@ -12,11 +12,11 @@ use crate::ops::OpCode;
 use std::collections::{HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
 
-/// Limit of a private result in bytes: the size of a few tokens. With more, products are not fused.
+/// Limit of a private result in bytes: those of a few tokens. With more, products are not fused.
 const MAX_BYTES: usize = 256 << 10;
 
 /// Limits of all private results of a program, in number and bytes; the number bounds the time of a search. A graph with more bytes has
-/// none. A model with 128 layers has 256 results, 512 with biases; a few are alive at a time.
+/// none. A model with 128 layers has 256 results, 512 with biases, of which a few are alive at a time.
 const MAX_RESULTS: usize = 512;
 const MAX_TOTAL: u64 = 16 << 20;
 
@@ -56,7 +56,7 @@ pub(super) fn with_private_results(graph: &Graph) -> Option<(Graph, u64)> {
         .then(|| (graph.clone().with_places(places), end.next_multiple_of(ALIGNMENT)))
 }
 
-/// The products, and the ADDs after products, by index, that cannot run together with an earlier product of the same columns
+/// The products, and the ADDs behind products, by index, that cannot run together with an earlier product of the same columns
 /// only because of the memory of their results.
 fn results_blocked_by_memory(graph: &Graph) -> Vec<usize> {
     let nodes = graph.nodes();
@@ -114,7 +114,7 @@ impl Users {
     }
 
     /// The last node that reads the result of node `index` or a view of it, if the result is internal: if all its readers in the
-    /// client's whole graph are nodes after `index`, which find in it what this node wrote.
+    /// client's whole graph are nodes behind `index`, which find in it what this node wrote.
     fn last_reader_of_internal(&self, graph: &Graph, id: TensorId, index: usize) -> Option<usize> {
         let views = self.views.get(&id).map_or(&[][..], Vec::as_slice);
         let reading = |id: &TensorId| self.reading.get(id).map_or(&[][..], Vec::as_slice);
@@ -125,7 +125,7 @@ impl Users {
         let known = only_here(&id, reading(&id).len() + views.len())
             && views.iter().all(|view| only_here(view, reading(view).len()))
             && graph.tensor(id).is_some_and(|t| t.view_of.is_none() && t.desc.is_contiguous());
-        // A client sends both the source of a view and its place; the two need not agree.
+        // A client says of what a tensor is a view, and where it lies: the two need not agree.
         if !known || !views.iter().all(|view| lies_within(graph, *view, id)) {
             return None;
         }

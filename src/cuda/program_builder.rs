@@ -72,7 +72,7 @@ impl LayoutCondition {
 /// Where the result and the sources of a launch are.
 type Places = (SlotOffset, [Option<SlotOffset>; MAX_SRC]);
 
-/// The result of compiling a graph.
+/// What a graph is compiled to.
 pub(super) struct ProgramPlan {
     pub(super) launches: Vec<PlannedLaunch>,
     pub(super) layout: ProgramLayout,
@@ -95,7 +95,7 @@ pub(super) struct ProgramBuilder<'a> {
 }
 
 impl<'a> ProgramBuilder<'a> {
-    /// `private` is the number of bytes of private results, which are in the slot after the last one of the graph.
+    /// `private` is the number of bytes of private results, which are in the slot behind the last one of the graph.
     pub(super) fn new(graph: &'a Graph, private: u64, context: &'a DeviceContext) -> ProgramBuilder<'a> {
         ProgramBuilder {
             graph,
@@ -310,7 +310,7 @@ impl<'a> ProgramBuilder<'a> {
         for (launch, alive) in self.launches.iter_mut().zip(alive) {
             launch.columns_read_later = alive;
         }
-        // The time of a launch that does not run goes to the launch after it, which runs in its place.
+        // What runs instead of a launch comes behind it, and takes its time.
         let mut time = Duration::ZERO;
         self.launches.retain_mut(|launch| {
             launch.time += std::mem::take(&mut time);

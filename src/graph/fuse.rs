@@ -57,7 +57,7 @@ pub(crate) enum FusedOp {
     /// ROPE of queries and of keys with the same parameters and positions, SET_ROWS of the keys as in `RopeSetRows`, and SET_ROWS
     /// of values if `values` holds. Sources: queries, positions, optional factors, keys, their row indices and cache, values, their
     /// row indices and cache. With `norms` (the eps of both), RMS_NORM of each head and MUL by weights come before both ROPEs; there
-    /// are no factors then, source 2 has the weights of the queries and source 9 the weights of the keys.
+    /// are no factors then, source 2 has the weights of the queries and source 9 those of the keys.
     RopeCache { op: Rope, row: usize, values: bool, norms: Option<[f32; 2]> },
     /// The router of a mixture of experts: SOFT_MAX of logits, ARGSORT, GET_ROWS of the `used` largest probabilities, SUM_ROWS, CLAMP
     /// of the sums if there are bounds, and DIV of the probabilities by the sums. Sources: logits, then the results of these nodes
@@ -250,7 +250,7 @@ impl FusionMatch {
     }
 }
 
-/// A candidate for fusion: nodes with the ops of a pattern, whose later ones can move ahead to the first one.
+/// A candidate for fusion: nodes with the ops of a pattern, of which the later ones can move ahead to the first one.
 struct Candidate<'a> {
     graph: &'a Graph,
     nodes: &'a [&'a Node],

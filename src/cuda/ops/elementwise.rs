@@ -123,7 +123,7 @@ impl ElementwiseArgs {
         vec![rows(0, self.n, self.a).at(self.at[0]), rows(1, b, self.b).at(self.at[1]), rows(2, self.n, self.d)]
     }
 
-    /// Arguments for the elements of d, with a and b starting `at` bytes after their pointers. `None` if the rows are not
+    /// Arguments for the elements of d, with a and b starting `at` bytes behind their pointers. `None` if the rows are not
     /// dense as `elementwise` requires.
     pub(super) fn new(a: &TensorDesc, b: &TensorDesc, d: &TensorDesc, at: [u64; 2]) -> Option<(ElementwiseArgs, Grid)> {
         let (ne, bne) = (block_counts(d), block_counts(b));
@@ -199,7 +199,7 @@ impl ElementwiseAnyArgs {
         vec![a, Access::shape(1, b, self.b.nb).at(self.at[1]), self.d.access(2)]
     }
 
-    /// Arguments for the elements of d, with a and b starting `at` bytes after their pointers.
+    /// Arguments for the elements of d, with a and b starting `at` bytes behind their pointers.
     pub(super) fn new(
         on: &NodeOnGpu<'_>,
         [a, b, d]: [&TensorDesc; 3],

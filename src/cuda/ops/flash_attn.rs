@@ -33,7 +33,7 @@ const MMA_WARPS: u32 = 4;
 const MMA_QUERY_BYTES: u32 = 32;
 const MMA_SUM_BYTES: u32 = 4096;
 const MAX_MMA_QUERY_BYTES: u32 = 16 << 10;
-/// Kernels for tensor cores: rows of k and v are multiples of so many channels, rows of k up to a limit, which shared memory sets.
+/// Kernels for tensor cores: rows of k and v are multiples of so many channels, those of k up to a limit, which shared memory sets.
 const MMA_CHANNELS: usize = 64;
 const MAX_MMA_KEY_CHANNELS: usize = 960;
 /// Kernels for tensor cores: fewest positions per part.

@@ -1,4 +1,4 @@
-//! Test helper: compares constants of a kernel's source with the code that launches it.
+//! Test helper: compares constants of a kernel's source with those of the code that launches it.
 
 /// Asserts that a source has these constants: `NAME = value`, or `#define NAME value`.
 pub(super) fn assert_constants(source: &str, expected: &[(&str, u64)]) {

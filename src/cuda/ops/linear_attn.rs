@@ -53,7 +53,7 @@ impl KernelArguments for LinearAttnArgs {
         };
         let results = saturating_product(&[size, heads, tokens, sequences]);
         let states = saturating_product(&[size, size, heads, sequences, self.snapshots.min(tokens)]);
-        // `select` adds the accesses of a and b, which differ from rule to rule.
+        // `select` adds those of a and b, which differ from rule to rule.
         Ok(vec![
             vectors(0, &self.q)?,
             vectors(1, &self.k)?,

@@ -384,7 +384,7 @@ struct LaneGroups {
 }
 
 impl LaneGroups {
-    /// The groups of the kernel for `width` columns per block, for `m` rows like the rows of a, if `others` blocks use each row. As few lanes
+    /// The groups of the kernel for `width` columns per block, for `m` rows like those of a, if `others` blocks use each row. As few lanes
     /// as possible, so that each does several steps, but enough in total to hide the latency of loads.
     fn of(
         a: &TensorDesc,

@@ -1,5 +1,5 @@
 //! Launches of NORM, RMS_NORM, L2_NORM and GROUP_NORM, and of norms fused with a residual addition before them and a
-//! multiplication and an addition after them (epilogue fusion): kernels/norm.cu.
+//! multiplication and an addition behind them (epilogue fusion): kernels/norm.cu.
 
 use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
 use super::{

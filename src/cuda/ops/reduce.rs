@@ -169,7 +169,7 @@ fn cumsum(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     on.single_launch(("reduce", "reduce_cumsum"), grid, &[Ptr::Src(0), Ptr::Dst], &args)
 }
 
-/// A grid of `number` teams of threads. A team is a block, or one of the warps of a block.
+/// A grid of `number` teams of threads. A team is a block, or a warp, of which several share a block.
 fn team_grid(on: &NodeOnGpu<'_>, number: usize, threads: u32) -> Result<Grid, Unsupported> {
     if i32::try_from(number).is_err() {
         return Err(on.unsupported("2^31 or more rows"));

@@ -129,7 +129,7 @@ mod tests {
             assert!(alignments.is_sorted_by(|before, after| before >= after), "{dtype}: {alignments:?}");
         }
     }
-    /// The number after `name` in a definition of a kernel's source.
+    /// The number behind `name` in a definition of a kernel's source.
     fn number(text: &str, name: &str) -> u32 {
         let rest = text.split_once(name).unwrap().1;
         rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()

@@ -60,7 +60,7 @@ impl RopeParams {
         shape.access(pointer).vectors(self.vector, 16 / shape.nb[0].clamp(1, 16))
     }
 
-    /// The accesses of the positions (some modes have four for each token) and of the factors.
+    /// The accesses of the positions, of which some modes have four for each token, and of the factors.
     fn angle_accesses(&self) -> [Access; 2] {
         let positions = saturating_product(&[self.x.ne[2], if self.mode < 2 { 1 } else { 4 }]);
         [

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 /// Channels and tokens of a block of ssm_conv.
 const TILE_CHANNELS: usize = 32;
 const TILE_TOKENS: usize = 64;
-/// Longest window for which ssm_conv keeps a tile in shared memory.
+/// Longest window of which ssm_conv keeps a tile in shared memory.
 const MAX_SHARED_WINDOW: usize = 64;
 /// Warps of a block.
 const WARPS: u32 = 4;

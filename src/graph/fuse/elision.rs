@@ -6,7 +6,7 @@ use super::{Candidate, Graph, Overlap, TensorId, overlap};
 /// Limit of the tensors that are followed from one to the next by `Lifetimes::is_dead_after`.
 const MAX_CHAIN: usize = 16;
 
-/// By tensor id: the nodes that write and read a tensor.
+/// By tensor id: who writes and reads a tensor.
 pub(super) struct Lifetimes {
     /// See [`Graph::reader_counts`].
     pub(super) readers: Vec<u32>,

@@ -1,4 +1,4 @@
-//! Launches of the kernels that also compute fused products: the vector kernels of packed weights, kernels/mul_mat_packed.cu, and the kernels of
+//! Launches of the kernels that also compute fused products: the vector kernels of packed weights, kernels/mul_mat_packed.cu, and those of
 //! F16 and BF16, kernels/mul_mat_half.cu.
 
 use super::super::{

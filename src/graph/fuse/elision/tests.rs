@@ -1,4 +1,4 @@
-//! Which nodes are fused: small graphs, some of which could be told from their nodes by a read of an elided result, by types or by
+//! Which nodes are fused: small graphs of which some could be told from their nodes by a read of an elided result, by types or by
 //! shapes.
 
 use super::super::{FUSION_PATTERNS, select_kernels};
@@ -84,7 +84,7 @@ fn norm_in_place([leaf, read_later, weights_on_norm, all_in_place]: [bool; 4]) -
 fn a_result_in_the_place_of_a_source_is_elided_only_if_nothing_else_reads_the_source() {
     assert_eq!(norm_in_place([false, false, false, false]), [1, 2]);
     assert_eq!(norm_in_place([false, true, false, false]), [1, 1, 1, 1]);
-    // The owner of the leaf may read it after the run.
+    // Whoever has the leaf may read it after the run.
     assert_eq!(norm_in_place([true, false, false, false]), [1, 1]);
     // The weights are the norm's result by another name.
     assert_eq!(norm_in_place([true, false, true, false]), [1, 1]);
@@ -117,7 +117,7 @@ fn a_gated_product_has_floats_in_separate_memory() {
 fn a_router_uses_experts_that_exist_and_divides_each_token_by_its_sum() {
     let fused = |[experts, used, tokens]: [usize; 3], divisor: [usize; 4]| {
         let mut d = Draft(Builder::new());
-        // Memory after the ids, on which a longer list may lie.
+        // Memory behind the ids, on which a longer list may lie.
         let memory = d.leaf(I32, [256, 1, 1, 1]);
         let logits = d.leaf(F32, [experts, tokens, 1, 1]);
         let p = d.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[logits]);
