@@ -150,7 +150,10 @@ def misplaced(log: str, devices: Devices, options: tuple[str, ...]) -> list[str]
         wrong.append(f"the cache is on {', '.join(sorted(caches)) or 'nothing'}")
     # The embedding is looked up on the CPU. Each device then computes its layers as one graph, unless it lacks an op.
     splits = [int(splits) for splits in re.findall(r"splits = (\d+)", log)]
-    if KV_ON_HOST[0] not in options and max(splits, default=99) > 1 + len(devices.names):
+    parts = 1 + len(devices.names)
+    if "RS buffer size" in log and len(devices.names) > 1:
+        parts = 5  # llama.cpp copies the states of all layers first, on its RPC devices too
+    if KV_ON_HOST[0] not in options and max(splits, default=99) > parts:
         wrong.append(f"graphs of {max(splits, default=0)} parts")
     return wrong
 
