@@ -51,7 +51,7 @@ ROWS: tuple[tuple[Model, tuple[tuple[str, ...], ...]], ...] = (
     (Model("f32", "mamba2"), (PLAIN, PARALLEL, SAVED)),
     (Model("f32", "rwkv7"), (PLAIN, PARALLEL, SAVED)),
 )
-RPC_ROWS = ((Model("f32"), (PLAIN,)), (Model("q8_0"), (PLAIN,)))
+FEW_ROWS = ((Model("f32"), (FLASH, PARALLEL)), (Model("q8_0"), (FLASH,)), (Model("f32", "qwen3"), (FLASH, SAVED)))
 REAL_VARIANTS = (PLAIN, Q8_CACHE)
 
 
@@ -140,18 +140,18 @@ def misplaced(log: str, devices: Devices, options: tuple[str, ...]) -> list[str]
     """What the host's log says against the placement that the row wants."""
     wrong = []
     buffers = set(re.findall(r"(\S+) model buffer size", log))
-    wrong += [f"no weights on {name}" for name in devices.names if name not in buffers]
+    wrong += [f"no weights on {name}" for name in devices.places if name not in buffers]
     layers = re.findall(r"layer +\d+ assigned to device ([^,\s]+)", log)
-    elsewhere = [device for device in layers if device not in devices.names]
+    elsewhere = [device for device in layers if device not in devices.places]
     if elsewhere or not layers:
         wrong.append(f"{len(elsewhere)} of {len(layers)} layers are not on the devices")
     caches = set(re.findall(r"(\S+) (?:KV|RS) buffer size", log))
-    if caches != ({"CPU"} if KV_ON_HOST[0] in options else set(devices.names)):
+    if caches != ({"CPU"} if KV_ON_HOST[0] in options else set(devices.places)):
         wrong.append(f"the cache is on {', '.join(sorted(caches)) or 'nothing'}")
     # The embedding is looked up on the CPU. Each device then computes its layers as one graph, unless it lacks an op.
     splits = [int(splits) for splits in re.findall(r"splits = (\d+)", log)]
-    parts = 1 + len(devices.names)
-    if "RS buffer size" in log and len(devices.names) > 1:
+    parts = 1 + len(devices.places)
+    if "RS buffer size" in log and len(devices.places) > 1:
         parts = 5  # llama.cpp copies the states of all layers first, on its RPC devices too
     if KV_ON_HOST[0] not in options and max(splits, default=99) > parts:
         wrong.append(f"graphs of {max(splits, default=0)} parts")
@@ -161,12 +161,12 @@ def misplaced(log: str, devices: Devices, options: tuple[str, ...]) -> list[str]
 def rows(table: Table, versions: list[str], real: bool, quick: bool) -> None:
     folder = table.programs.models
     for kind, start in KINDS.items():
-        planned = RPC_ROWS if kind == "--rpc" else ROWS
+        planned = FEW_ROWS if kind in ("--rpc", "split tensor") else ROWS
         # The emulated GPU takes seconds for each row, and minutes for a real model.
         if kind == "GPU" and quick:
             planned = tuple((model, variants[:1]) for model, variants in planned)
         models = [(str(model), lambda model=model: model.ensure(folder), variants) for model, variants in planned]
-        if real and kind not in ("GPU", "--rpc"):
+        if real and kind not in ("GPU", "--rpc", "split tensor"):
             models += [(real.package, lambda real=real: install(real, folder), REAL_VARIANTS) for real in MODELS]
         named = [
             (f"{version} {kind}: {' '.join((name, *variant))}", version, path, variant)
