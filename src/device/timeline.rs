@@ -163,6 +163,11 @@ impl TimelinePoint {
         self.cached_status()
     }
 
+    /// The queue's failure, if it is known that the point will not be reached. Does not poll the device.
+    pub fn failure(&self) -> Option<DeviceError> {
+        self.cached_status().err()
+    }
+
     /// As [`TimelinePoint::poll`], from the timeline's current value alone: does not poll the device.
     fn cached_status(&self) -> Result<bool, DeviceError> {
         let state = lock(&self.timeline.state);

@@ -65,6 +65,7 @@ type LogFunction = unsafe extern "C" fn(c_int, *const c_char, ...);
 pub(crate) enum LogLevel {
     Debug = 1,
     Info = 2,
+    Warn = 3,
     Error = 4,
 }
 
@@ -93,6 +94,35 @@ pub(crate) fn log(level: LogLevel, text: &str) {
     let line = CString::new(format!("fanout: {text}\n").replace('\0', " ")).unwrap_or_default();
     // SAFETY: `log` has the signature of ggml_log_internal, and the format takes one string that ends with a zero.
     unsafe { (host.log)(level as c_int, c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Forwards fanout's own messages to the host's log.
+struct HostLog;
+
+impl log::Log for HostLog {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let level = match record.level() {
+            log::Level::Error => LogLevel::Error,
+            log::Level::Warn => LogLevel::Warn,
+            log::Level::Info => LogLevel::Info,
+            log::Level::Debug | log::Level::Trace => LogLevel::Debug,
+        };
+        log(level, &record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Forwards fanout's warnings and errors to the host's log from now on.
+pub(crate) fn forward_log() {
+    // Only the first call sets it.
+    if log::set_logger(&HostLog).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
 }
 
 impl Host {

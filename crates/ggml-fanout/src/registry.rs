@@ -28,6 +28,7 @@ static RPC: OnceLock<Shared<Registry>> = OnceLock::new();
 /// The plug-in's registry, which the first call fills with devices.
 pub(crate) fn own() -> *mut Registry {
     OWN.get_or_init(|| {
+        host::forward_log();
         let config = Config::read().unwrap_or_else(|e| {
             log(LogLevel::Error, &format!("no device is opened: {e}"));
             Config { devices: Some(NO_DEVICES.to_owned()), ..Config::default() }

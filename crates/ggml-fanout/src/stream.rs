@@ -452,7 +452,9 @@ unsafe extern "C" fn event_wait(backend: *mut Backend, event: *mut Event) {
     // SAFETY: the host passes a stream and an event of the plug-in.
     let (stream, state) = unsafe { (Stream::of(backend), event_state(event)) };
     guarded((), || {
-        if let Some(point) = lock(state).clone() {
+        // A point that has failed orders nothing: data of its queue fail by themselves. A host records an event again only after a
+        // graph has succeeded, so a failure by the event would be for ever.
+        if let Some(point) = lock(state).clone().filter(|point| point.failure().is_none()) {
             _ = stream.submit("waiting for an event", |queue| queue.wait(&point));
         }
     });
@@ -482,10 +484,8 @@ pub(crate) unsafe extern "C" fn event_synchronize(_: *mut abi::Device, event: *m
     // SAFETY: the host passes an event of the plug-in.
     let state = unsafe { event_state(event) };
     guarded((), || {
+        // If it fails, so does the stream whose point it is, and the next graph of that stream reports it.
         let point = lock(state).clone();
-        if let Some(Err(error)) = point.map(|point| point.wait(None)) {
-            // The stream whose point it is fails too, and its next graph reports it.
-            host::log(host::LogLevel::Debug, &format!("an event failed: {error}"));
-        }
+        _ = point.map(|point| point.wait(None));
     });
 }
