@@ -133,7 +133,9 @@ class Host:
 
     @property
     def log(self) -> str:
-        return tail("".join(self._log))
+        """The end of the log, and before it the plug-in's last lines: it logs a reason once."""
+        own = [line for line in self._log if line.startswith("fanout: ")]
+        return tail("".join(own), 6) + "\n" + tail("".join(self._log))
 
 
 class Pair:
