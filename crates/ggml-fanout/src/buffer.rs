@@ -59,7 +59,8 @@ impl BufferState {
         let addresses = AddressRange::reserve(size)
             .map_err(|e| DeviceError::Exhausted { resource: "addresses", reason: e.to_string() })?;
         let (fanout, generation) = device.fanout()?;
-        let memory = fanout.alloc(size as u64, &device.budget).inspect_err(|e| device.notice(generation, e))?.whole();
+        let memory =
+            fanout.alloc(size as u64, &device.budget).inspect_err(|e| device.report_loss(generation, e))?.whole();
         let state = Arc::new(BufferState {
             device,
             bytes: size as u64,
@@ -133,8 +134,8 @@ impl BufferState {
         lock(&self.outputs).clear();
     }
 
-    /// The host reads results of a graph that are no outputs: from now on graphs deliver them, too.
-    pub(crate) fn is_read_by_host(&self) {
+    /// Notes that the host reads results of a graph that are no outputs: from now on graphs deliver them, too.
+    pub(crate) fn note_host_read(&self) {
         if self.is_computed() {
             self.device.host_reads.store(true, Ordering::Relaxed);
         }
@@ -167,7 +168,7 @@ impl BufferState {
         lock(&self.weights).clone()
     }
 
-    /// The server is back, with new memory.
+    /// Installs the memory of a server that is back: what was not loaded again counts as lost.
     pub(crate) fn install(&self, restored: RestoredBuffer) {
         *self.memory.write().unwrap_or_else(PoisonError::into_inner) = restored.memory;
         self.changes();
@@ -198,11 +199,11 @@ impl BufferState {
         lock(&self.lost).ranges.clone()
     }
 
-    /// A graph has run, after which `ranges` are lost. `graph` is its number.
+    /// Sets what is lost after a graph, whose number is `graph`, has run.
     ///
     /// The host writes the inputs of each run, and computed memory is not used beyond one run of its graphs. So once a graph has
     /// run twice, all computed memory is of runs after the loss, and what was never written is not used.
-    pub(crate) fn set_lost(&self, epoch: u64, ranges: LostRanges, graph: u64) {
+    pub(crate) fn set_lost_ranges(&self, epoch: u64, ranges: LostRanges, graph: u64) {
         let mut lost = lock(&self.lost);
         if lost.epoch != epoch {
             return;
@@ -218,16 +219,16 @@ impl BufferState {
         lock(&self.lost).epoch
     }
 
-    /// A range of the memory is written, by work that was submitted in an epoch.
-    pub(crate) fn is_written(&self, epoch: u64, range: Range<u64>) {
+    /// Makes a range valid after a write that was submitted in `epoch`.
+    pub(crate) fn mark_valid(&self, epoch: u64, range: Range<u64>) {
         let mut lost = lock(&self.lost);
         if lost.epoch == epoch {
             lost.ranges.remove(range);
         }
     }
 
-    /// A write of a range has failed, or what was written there was lost.
-    pub(crate) fn is_lost(&self, range: Range<u64>) {
+    /// Makes a range lost: a write of it has failed, or what was written there was lost.
+    pub(crate) fn mark_lost(&self, range: Range<u64>) {
         ANY_LOST.store(true, Ordering::Relaxed);
         lock(&self.lost).ranges.insert(range);
     }
@@ -237,7 +238,7 @@ impl BufferState {
         if self.holds_weights() && !self.device.is_remote() {
             _ = self.broken.set(format!("{error}; the model must be loaded again"));
         } else {
-            self.is_lost(0..self.bytes);
+            self.mark_lost(0..self.bytes);
         }
     }
 
@@ -252,7 +253,7 @@ impl BufferState {
     pub(crate) fn fail_write(&self, what: &str, range: Range<u64>, error: &DeviceError) {
         let reason = self.device.describe_failure(what, error);
         if self.device.is_remote() {
-            self.is_lost(range);
+            self.mark_lost(range);
         } else {
             _ = self.broken.set(format!("{reason}; the model must be loaded again"));
         }
@@ -285,8 +286,8 @@ pub(crate) fn write(
         lost.iter().for_each(|run| zeroed[run.clone()].fill(0));
         upload(region, &zeroed)?;
     }
-    state.is_written(epoch, range.clone());
-    lost.into_iter().for_each(|run| state.is_lost(range.start + run.start as u64..range.start + run.end as u64));
+    state.mark_valid(epoch, range.clone());
+    lost.into_iter().for_each(|run| state.mark_lost(range.start + run.start as u64..range.start + run.end as u64));
     Ok(())
 }
 
@@ -333,9 +334,9 @@ pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst:
     let bytes = unsafe { host::get().tensor_bytes(src) } as u64;
     let (source, target) = (from.position(src, 0), to.position(dst, 0));
     let lost = from.lost();
-    to.is_written(epoch, target..target + bytes);
+    to.mark_valid(epoch, target..target + bytes);
     for part in lost.within(&(source..source + bytes)) {
-        to.is_lost(part.start - source + target..part.end - source + target);
+        to.mark_lost(part.start - source + target..part.end - source + target);
     }
 }
 

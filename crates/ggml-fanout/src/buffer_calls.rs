@@ -83,7 +83,7 @@ fn fill(state: &BufferState, range: Range<u64>, value: u8) {
     let epoch = state.epoch();
     let region = state.memory().subregion(range.start, range.end - range.start);
     match region.and_then(|region| state.device.transfer(|queue| queue.fill(region, value))) {
-        Ok(()) => state.is_written(epoch, range),
+        Ok(()) => state.mark_valid(epoch, range),
         Err(error) => state.fail_write("filling memory", range, &error),
     }
 }
@@ -162,7 +162,7 @@ fn write_weight(
         }
         queue.upload(region, weight.whole.as_ref(), UploadSource::Borrowed(bytes))
     })?;
-    state.is_written(epoch, range);
+    state.mark_valid(epoch, range);
     Ok(())
 }
 
@@ -208,7 +208,7 @@ fn read(state: &BufferState, mut reads: Vec<(u64, &mut [u8])>) {
     if reads.is_empty() {
         return;
     }
-    state.is_read_by_host();
+    state.note_host_read();
     let download = || {
         let memory = state.memory();
         let regions = reads

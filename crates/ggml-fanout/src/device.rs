@@ -4,7 +4,7 @@ use crate::abi::tables::BufferTypeCallbacks;
 use crate::abi::{self, BufferType, DEVICE_TYPE_GPU, DeviceCaps, DeviceProps, DeviceTable, Event, Tensor, v2, v3};
 use crate::buffer::BufferState;
 use crate::buffer_calls;
-use crate::guard::{Failures, guarded, lock};
+use crate::guard::{FailureLog, guarded, lock};
 use crate::host::{self, Interface, Shared};
 use crate::program_cache::ProgramCache;
 use crate::server::{DiskLoads, Restored, Server};
@@ -31,7 +31,7 @@ pub(crate) struct Device {
     pub(crate) programs: Mutex<ProgramCache>,
     support: SupportCache,
     pub(crate) disk: DiskLoads,
-    pub(crate) failures: Failures,
+    pub(crate) failures: FailureLog,
     /// A failure that no call could report yet. The next graph on the device fails with it.
     latched: Mutex<Option<String>>,
     /// Whether the host reads results of graphs that are no outputs.
@@ -91,7 +91,7 @@ impl Device {
             programs: Mutex::default(),
             support: SupportCache::default(),
             disk: DiskLoads::default(),
-            failures: Failures::default(),
+            failures: FailureLog::default(),
             latched: Mutex::default(),
             host_reads: AtomicBool::new(false),
             memory: Mutex::new(memory),
@@ -164,8 +164,8 @@ impl Device {
         self.server.is_some()
     }
 
-    /// After a failure of work on the device of `generation`: starts the recovery of a lost server.
-    pub(crate) fn notice(&self, generation: u64, error: &DeviceError) {
+    /// Starts the recovery of a lost server after a failure of work on the device of `generation`.
+    pub(crate) fn report_loss(&self, generation: u64, error: &DeviceError) {
         let current = matches!(self.fanout(), Ok((_, now)) if now == generation);
         if let (true, Some(server), DeviceError::ConnectionLost { .. }) = (current, self.server, error) {
             server.lost(error);
@@ -174,10 +174,10 @@ impl Device {
 
     /// Whether the device is one of a server that does not answer.
     pub(crate) fn is_away(&self) -> bool {
-        self.is_remote() && self.ask_memory().is_err()
+        self.is_remote() && self.query_memory().is_err()
     }
 
-    /// The server is lost: all uses of the device fail until it is back.
+    /// Makes all uses of the device fail until its server is back.
     pub(crate) fn set_lost(&self, error: &DeviceError) {
         self.link.write().unwrap_or_else(PoisonError::into_inner).lost.get_or_insert_with(|| error.clone());
     }
@@ -187,7 +187,7 @@ impl Device {
         self.alignment.is_multiple_of(info.alignment as usize)
     }
 
-    /// The server is back.
+    /// Installs the device and the memory of a server that is back.
     pub(crate) fn install(&self, restored: Restored) {
         *lock(&self.transfers) = Transfers::default();
         lock(&self.programs).clear();
@@ -236,7 +236,7 @@ impl Device {
                 *transfers = Transfers::default();
                 drop(transfers);
                 self.lose_pending(&error, true);
-                self.notice(generation, &error);
+                self.report_loss(generation, &error);
                 Err(error)
             }
         }
@@ -275,7 +275,7 @@ impl Device {
         *transfers = Transfers::default();
         drop(transfers);
         self.lose_pending(error, true);
-        self.notice(generation, error);
+        self.report_loss(generation, error);
     }
 
     /// A point after all transfers. Streams wait for it before they use memory; `None` if there were none.
@@ -291,13 +291,13 @@ impl Device {
         transfers.last.clone()
     }
 
-    fn ask_memory(&self) -> Result<MemoryInfo, DeviceError> {
+    fn query_memory(&self) -> Result<MemoryInfo, DeviceError> {
         let (fanout, generation) = self.fanout()?;
-        fanout.memory().inspect_err(|error| self.notice(generation, error))
+        fanout.memory().inspect_err(|error| self.report_loss(generation, error))
     }
 
     fn memory(&self) -> MemoryInfo {
-        match self.ask_memory() {
+        match self.query_memory() {
             Ok(memory) => *lock(&self.memory) = memory,
             Err(error) => self.failures.log(format!("{}: {error}", self.label())),
         }

@@ -40,7 +40,7 @@ pub(crate) unsafe fn prepare(
     let program = match graph.nodes() {
         [] => None,
         _ => {
-            let program = fanout.prepare(Arc::new(graph)).inspect_err(|e| device.notice(generation, e));
+            let program = fanout.prepare(Arc::new(graph)).inspect_err(|e| device.report_loss(generation, e));
             Some(program.map_err(|e| e.to_string())?)
         }
     };

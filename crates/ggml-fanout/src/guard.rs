@@ -31,12 +31,12 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Logs failures of a device, each text once until work succeeds again.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<HashSet<String>>);
+pub(crate) struct FailureLog(Mutex<HashSet<String>>);
 
 /// Limit of the texts that are remembered.
 const MAX_TEXTS: usize = 64;
 
-impl Failures {
+impl FailureLog {
     pub(crate) fn log(&self, text: String) {
         let mut logged = lock(&self.0);
         let is_new = logged.len() < MAX_TEXTS && logged.insert(text.clone());

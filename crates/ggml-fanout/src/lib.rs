@@ -1,7 +1,7 @@
 //! fanout's devices as a backend that programs with ggml load: `GGML_BACKEND_PATH=/path/libggml_fanout.so llama-server …`.
 //!
-//! A host (llama.cpp, whisper.cpp, …) opens the library, asks [`ggml_backend_score`] whether it fits, and gets a registry of
-//! devices from [`ggml_backend_init`]: the GPUs of this machine, and the devices of servers that variables of the environment
+//! A host (llama.cpp, whisper.cpp, …) opens the library, calls [`ggml_backend_score`] to learn whether it fits, and gets a registry
+//! of devices from [`ggml_backend_init`]: the GPUs of this machine, and the devices of servers that variables of the environment
 //! name. docs/ggml-plugin.md is the manual.
 //!
 //! ```text
@@ -9,12 +9,13 @@
 //!                 │
 //!                 └─────► stream ──► program_cache ──► fanout's queue and programs
 //! ```
-//! `abi` has ggml's structs, `host` finds ggml's functions in the process, `numbers` maps its ops and types to fanout's.
+//! `abi` has ggml's structs, `host` finds ggml's functions in the process, `numbers` maps its ops and types to fanout's. `server`
+//! recovers a lost server, `weights` loads weights again, and `validity` follows which bytes are lost.
 //!
-//! # Failures
-//! The interface has no errors in most of its calls. No panic crosses it (`guard`). A graph returns after it has run and its
-//! outputs are in the host's memory, so that reading them cannot fail. A failed write makes every graph fail that uses the buffer.
-//! Any other failed read delivers NaN, and the next graph of the stream fails.
+//! # FailureLog
+//! The interface has no errors in most of its calls. No panic crosses it (`guard`). A graph with outputs returns after it has run and
+//! they are in the host's memory, so that reading them cannot fail. What a failed write leaves counts as lost, and a graph that
+//! needs it fails. Any other failed read delivers NaN, and the next graph of the device fails.
 //!
 //! # Safety
 //! The callbacks trust the host: pointers are valid as ggml's own backends need them to be. Everything else goes through fanout's

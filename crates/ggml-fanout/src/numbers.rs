@@ -1,4 +1,4 @@
-//! Numbers of ops and types. They move between versions of ggml, so the plug-in asks the host for the name of each of its
+//! Numbers of ops and types. They move between versions of ggml, so the plug-in reads the host's name of each of its
 //! numbers, and finds fanout's number by the name. What has no name in fanout has no number here, and no device supports it.
 
 use crate::host::{Libraries, Tested};
@@ -48,7 +48,7 @@ type BlockLengthFunction = unsafe extern "C" fn(c_int) -> i64;
 type BlockBytesFunction = unsafe extern "C" fn(c_int) -> usize;
 
 impl Numbers {
-    /// Asks the host for the names of all its numbers.
+    /// Reads the host's names of all its numbers.
     ///
     /// # Safety
     /// The libraries have ggml of the version `tested`.

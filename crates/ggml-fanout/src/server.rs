@@ -27,7 +27,7 @@ pub(crate) struct Server {
     name: String,
     options: Options,
     models: Option<PathBuf>,
-    /// Its devices, in the server's order.
+    /// The devices, in the server's order.
     devices: OnceLock<Vec<&'static Device>>,
     /// Whether a thread is connecting again.
     recovering: Mutex<bool>,
@@ -52,7 +52,7 @@ impl Server {
         self.devices.get().map_or(&[], Vec::as_slice)
     }
 
-    /// The connection of a device of this server is lost: connects again in the background.
+    /// Connects again in the background after the connection of a device of this server was lost.
     pub(crate) fn lost(&'static self, error: &DeviceError) {
         // A queue that waits for another server fails with the loss of that server.
         let is_other = |endpoint: &str| self.name.split('/').next() != Some(endpoint);

@@ -115,7 +115,7 @@ impl Stream {
         }
         (work.queue, work.after) = (None, None);
         self.device.lose_pending(error, false);
-        self.device.notice(work.generation, error);
+        self.device.report_loss(work.generation, error);
     }
 
     /// A point after all work of the stream and all transfers of the device that were submitted so far; `None` if there is none.
@@ -194,7 +194,7 @@ impl Stream {
             lock(&states[output.buffer].outputs).keep(output.start, bytes);
         }
         for ((state, epoch), ranges) in states.iter().zip(epochs).zip(lost.into_iter().flatten()) {
-            state.set_lost(epoch, ranges, graph.serial);
+            state.set_lost_ranges(epoch, ranges, graph.serial);
         }
         self.device.failures.clear();
         Ok(())
@@ -312,7 +312,7 @@ unsafe extern "C" fn set_tensor_2d_async(
             });
             if let Err(error) = written {
                 stream.fail(&mut work, "writing a tensor", &error);
-                state.is_lost(range);
+                state.mark_lost(range);
             }
         }
     });
@@ -357,7 +357,7 @@ unsafe extern "C" fn get_tensor_2d_async(
             if lock(&state.outputs).read(position, bytes) {
                 continue;
             }
-            state.is_read_by_host();
+            state.note_host_read();
             let submitted = stream
                 .submit("reading a tensor", |queue| queue.download(state.memory().subregion(position, size as u64)?));
             match submitted {
@@ -410,7 +410,7 @@ unsafe extern "C" fn copy_tensor_async(
                 // The failure is kept for the next graph, and should the server be back by then, the copy is missing.
                 let start = to.position(dst, 0);
                 // SAFETY: a tensor of the host.
-                to.is_lost(start..start + unsafe { host::get().tensor_bytes(dst) } as u64);
+                to.mark_lost(start..start + unsafe { host::get().tensor_bytes(dst) } as u64);
                 true
             }
         }
