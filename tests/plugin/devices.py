@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,12 +14,19 @@ from servers import Server, ours  # noqa: E402
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices of the plug-in in a host: variables, the devices' names there, further options, and the servers behind them."""
+    """Devices of the plug-in in a host: variables, the devices' names there, further options, and the servers behind them. `shown`
+    is where the host's log says that weights are, if not on the devices.
+    """
 
     env: dict[str, str]
     names: tuple[str, ...] = ("Fanout0",)
     options: tuple[str, ...] = ()
     servers: tuple[Server, ...] = ()
+    shown: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return self.shown or self.names
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,13 @@ def two(programs: Programs) -> Iterator[Devices]:
 
 
 @contextlib.contextmanager
+def tensor(programs: Programs) -> Iterator[Devices]:
+    with two(programs) as devices:
+        options = ("--split", "tensor", "--flash", "on")  # without flash attention llama.cpp refuses this split
+        yield replace(devices, options=options, shown=("Meta()",))
+
+
+@contextlib.contextmanager
 def rpc(programs: Programs) -> Iterator[Devices]:
     with ours(1, binary=programs.server) as one:
         yield Devices({"FANOUT_DEVICES": "none"}, options=("--rpc", one.endpoint), servers=(one,))
@@ -88,5 +102,6 @@ KINDS: dict[str, Callable] = {
     "server": server,
     "server with keys": tls,
     "two servers": two,
+    "split tensor": tensor,
     "--rpc": rpc,
 }

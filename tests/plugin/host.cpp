@@ -6,7 +6,7 @@
 //
 //     --device A,B   devices of the model (default: none, the CPU computes)
 //     --rpc SERVERS  servers that are added through the registry named RPC, as llama.cpp's --rpc does
-//     --split MODE   none or layer (llama.cpp's default); --tensor-split A,B: shares of the devices
+//     --split MODE   none, layer (llama.cpp's default) or tensor; --tensor-split A,B: shares of the devices
 //     --prompt N     tokens of the prompt (default 32), counted from a seed
 //     --tokens N     greedy tokens after it (default 16)
 //     --force FILE   evaluates these tokens instead of the greedy ones: what another run printed
@@ -239,7 +239,7 @@ static int run(const options & o) {
     mp.devices = devs.data();
     mp.n_gpu_layers = o.devices.empty() ? 0 : 999;
     if (!o.split_mode.empty()) {
-        mp.split_mode = o.split_mode == "none" ? LLAMA_SPLIT_MODE_NONE : LLAMA_SPLIT_MODE_LAYER;
+        mp.split_mode = o.split_mode == "none" ? LLAMA_SPLIT_MODE_NONE : o.split_mode == "tensor" ? LLAMA_SPLIT_MODE_TENSOR : LLAMA_SPLIT_MODE_LAYER;
     }
     std::vector<float> shares(llama_max_devices(), 0.0f);
     for (size_t i = 0; i < o.shares.size(); i++) {

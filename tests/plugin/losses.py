@@ -133,7 +133,9 @@ class Host:
 
     @property
     def log(self) -> str:
-        return tail("".join(self._log))
+        """The end of the log, and before it the plug-in's last lines: it logs a reason once."""
+        own = [line for line in self._log if line.startswith("fanout: ")]
+        return tail("".join(own), 6) + "\n" + tail("".join(self._log))
 
 
 class Pair:
@@ -144,6 +146,8 @@ class Pair:
         self._ports = [free_port(), free_port()]
         self._servers: list[Server] = [self._start(0), self._start(1)]
         self._relays = [Relay(f"127.0.0.1:{port}").__enter__() for port in self._ports]
+        self._change = threading.Lock()
+        self._ended = False
 
     def _start(self, which: int) -> Server:
         options = ("--peer", "127.0.0.1:*")
@@ -164,15 +168,20 @@ class Pair:
             self._servers[which].kill()
 
     def bring_back(self, which: int, how: str) -> None:
-        if how == "stop":
-            self._servers[which].resume()
-        elif how == "kill":
-            self._servers[which] = self._start(which)
+        with self._change:
+            if self._ended:
+                return  # the row has failed before its server was due
+            if how == "stop":
+                self._servers[which].resume()
+            elif how == "kill":
+                self._servers[which] = self._start(which)
 
     def __enter__(self) -> "Pair":
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._ended = True
         for server, relay in zip(self._servers, self._relays, strict=True):
             relay.__exit__(None, None, None)
             server.resume()

@@ -27,6 +27,8 @@ from test_real_models import MODELS, install
 
 NMSE = 1e-3  # of all logits of a run
 WORST_NMSE = 5e-3  # of the logits of a single token
+# The same of SmolLM2 in Q4_1: against its weights in f32, the host's CPU is off by 2.1e-2 at its worst token, the plug-in by 1.1e-2.
+WORST_REAL_NMSE = 2.1e-2
 # A cache of q8_0 moves the routing of a token where two experts are nearly tied, on the devices and on the host's CPU. Both
 # choose what the F16 cache chooses at most of the tokens, and differ from it at different ones. The share of tokens that may differ:
 ROUTED_OTHERWISE = 0.05
@@ -49,7 +51,7 @@ ROWS: tuple[tuple[Model, tuple[tuple[str, ...], ...]], ...] = (
     (Model("f32", "mamba2"), (PLAIN, PARALLEL, SAVED)),
     (Model("f32", "rwkv7"), (PLAIN, PARALLEL, SAVED)),
 )
-RPC_ROWS = ((Model("f32"), (PLAIN,)), (Model("q8_0"), (PLAIN,)))
+FEW_ROWS = ((Model("f32"), (FLASH, PARALLEL)), (Model("q8_0"), (FLASH,)), (Model("f32", "qwen3"), (FLASH, SAVED)))
 REAL_VARIANTS = (PLAIN, Q8_CACHE)
 
 
@@ -127,8 +129,9 @@ def compare(table: Table, version: str, path: Path, devices: Devices, options: t
     overall, worst = error[kept].sum() / norm[kept].sum(), (error / norm)[kept].max()
     if not overall <= NMSE:  # also if it is no number
         wrong.append(f"NMSE above {NMSE:.0e}")
-    if not worst <= WORST_NMSE:
-        wrong.append(f"NMSE of a token above {WORST_NMSE:.0e}")
+    worst_bound = WORST_REAL_NMSE if any(path.name in model.path for model in MODELS) else WORST_NMSE
+    if not worst <= worst_bound:
+        wrong.append(f"NMSE of a token above {worst_bound:.0e}")
     same = sum(a == b for a, b in zip(got.tokens.split(), want.tokens.split(), strict=True))
     return f"{overall:.1e} {worst:.1e} {same}/{len(want.tokens.split())}", wrong
 
@@ -137,41 +140,47 @@ def misplaced(log: str, devices: Devices, options: tuple[str, ...]) -> list[str]
     """What the host's log says against the placement that the row wants."""
     wrong = []
     buffers = set(re.findall(r"(\S+) model buffer size", log))
-    wrong += [f"no weights on {name}" for name in devices.names if name not in buffers]
+    wrong += [f"no weights on {name}" for name in devices.places if name not in buffers]
     layers = re.findall(r"layer +\d+ assigned to device ([^,\s]+)", log)
-    elsewhere = [device for device in layers if device not in devices.names]
+    elsewhere = [device for device in layers if device not in devices.places]
     if elsewhere or not layers:
         wrong.append(f"{len(elsewhere)} of {len(layers)} layers are not on the devices")
     caches = set(re.findall(r"(\S+) (?:KV|RS) buffer size", log))
-    if caches != ({"CPU"} if KV_ON_HOST[0] in options else set(devices.names)):
+    if caches != ({"CPU"} if KV_ON_HOST[0] in options else set(devices.places)):
         wrong.append(f"the cache is on {', '.join(sorted(caches)) or 'nothing'}")
     # The embedding is looked up on the CPU. Each device then computes its layers as one graph, unless it lacks an op.
     splits = [int(splits) for splits in re.findall(r"splits = (\d+)", log)]
-    if KV_ON_HOST[0] not in options and max(splits, default=99) > 1 + len(devices.names):
+    parts = 1 + len(devices.places)
+    if "RS buffer size" in log and len(devices.places) > 1:
+        parts = 5  # llama.cpp copies the states of all layers first, on its RPC devices too
+    if KV_ON_HOST[0] not in options and max(splits, default=99) > parts:
         wrong.append(f"graphs of {max(splits, default=0)} parts")
     return wrong
 
 
-def rows(table: Table, versions: list[str], real: bool) -> None:
-    models = [(str(model), model.ensure(table.programs.models), variants) for model, variants in ROWS]
-    if real:
-        models += [(model.package, install(model, table.programs.models), REAL_VARIANTS) for model in MODELS]
+def rows(table: Table, versions: list[str], real: bool, quick: bool) -> None:
+    folder = table.programs.models
     for kind, start in KINDS.items():
-        planned = [(m, path, v) for m, path, variants in models for v in variants]
-        if kind == "--rpc":
-            planned = [(str(m), m.ensure(table.programs.models), v) for m, variants in RPC_ROWS for v in variants]
+        planned = FEW_ROWS if kind in ("--rpc", "split tensor") else ROWS
+        # The emulated GPU takes seconds for each row, and minutes for a real model.
+        if kind == "GPU" and quick:
+            planned = tuple((model, variants[:1]) for model, variants in planned)
+        models = [(str(model), lambda model=model: model.ensure(folder), variants) for model, variants in planned]
+        if real and kind not in ("GPU", "--rpc", "split tensor"):
+            models += [(real.package, lambda real=real: install(real, folder), REAL_VARIANTS) for real in MODELS]
         named = [
-            (f"{version} {kind}: {' '.join((model, *variant))}", version, path, variant)
+            (f"{version} {kind}: {' '.join((name, *variant))}", version, path, variant)
             for version in versions
             if kind != "--rpc" or version == "8"  # the libraries of 7.0 have a registry RPC of their own
-            for model, path, variant in planned
+            for name, path, variants in models
+            for variant in variants
         ]
         named = [row for row in named if table.only in row[0]]
         if not named:
             continue
         with start(table.programs) as devices:
             for name, version, path, variant in named:
-                table.run(name, lambda v=version, p=path, o=variant: compare(table, v, p, devices, o))
+                table.run(name, lambda v=version, p=path, o=variant: compare(table, v, p(), devices, o))
 
 
 def in_python(programs: Programs) -> tuple[str, list[str]]:
@@ -195,7 +204,8 @@ def main() -> None:
     p.add_argument("--models", type=Path, required=True, help="folder of the models")
     p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     p.add_argument("--host", choices=VERSIONS, help="only hosts of this version")
-    p.add_argument("--real", action="store_true", help="also SmolLM2-135M")
+    p.add_argument("--real", action="store_true", help="also SmolLM2-135M, not on the emulated GPU")
+    p.add_argument("--quick", action="store_true", help="one row of each model on the emulated GPU")
     a = p.parse_args()
     versions = [a.host] if a.host else list(VERSIONS)
     begin = time.monotonic()
@@ -204,7 +214,7 @@ def main() -> None:
         stub = a.built / "libstub.so"
         table = Table(Programs(a.plugin, a.server, hosts, a.driver, stub, a.models, Path(scratch)), a.only)
         print(f"{'':4}  {'row':66} {'NMSE':7} {'worst':7} greedy", flush=True)
-        rows(table, versions, a.real)
+        rows(table, versions, a.real, a.quick)
         for version in versions:
             for name, test in mistakes(table.programs, version):
                 table.run(name, test)

@@ -235,7 +235,7 @@ impl Device {
             Err(error) => {
                 *transfers = Transfers::default();
                 drop(transfers);
-                self.lose_pending(&error);
+                self.lose_pending(&error, true);
                 self.notice(generation, &error);
                 Err(error)
             }
@@ -252,14 +252,16 @@ impl Device {
         lock(&self.latched).take()
     }
 
-    /// A queue of the device has failed: what was submitted to it may not have run, so computed memory counts as lost, and
-    /// weights are gone. That of a server is treated so when the server is back.
-    pub(crate) fn lose_pending(&self, error: &DeviceError) {
+    /// A queue of the device has failed: what was submitted to it may not have run, so all memory that it writes counts as lost:
+    /// with `weights`, as the queue of transfers does, that of weights, too. That of a lost server does when the server is back.
+    pub(crate) fn lose_pending(&self, error: &DeviceError, weights: bool) {
         if matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_) | DeviceError::ConnectionLost { .. }) {
             return;
         }
         for buffer in self.live_buffers() {
-            buffer.lose_pending(error);
+            if weights || !buffer.holds_weights() {
+                buffer.lose_pending(error);
+            }
         }
     }
 
@@ -272,7 +274,7 @@ impl Device {
         let generation = transfers.generation;
         *transfers = Transfers::default();
         drop(transfers);
-        self.lose_pending(error);
+        self.lose_pending(error, true);
         self.notice(generation, error);
     }
 

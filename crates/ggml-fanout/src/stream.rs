@@ -114,7 +114,7 @@ impl Stream {
             return;
         }
         (work.queue, work.after) = (None, None);
-        self.device.lose_pending(error);
+        self.device.lose_pending(error, false);
         self.device.notice(work.generation, error);
     }
 
