@@ -38,7 +38,7 @@
 //!   affected.
 //! - Client input is untrusted: memory for a message grows only as its bytes arrive, deadlines bound every message that has
 //!   begun, and everything that a client can cause has a limit. [`Config`] has the limits that an operator may change; the
-//!   others are constants. docs/ARCHITECTURE.md has a table of both.
+//!   others are constants. docs/flags.md lists the former, docs/ARCHITECTURE.md the latter.
 //! - Without [`Config::keys`] there is no authentication and no encryption. Bind to addresses of trusted networks only.
 
 mod accept;
