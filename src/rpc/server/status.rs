@@ -106,17 +106,17 @@ fn limits(server: &ServerContext, viewer: PeerAddr) -> Vec<(String, String)> {
     let (config, host_memory) = (&server.config, server.host_memory.status());
     let mut limits = server.tenants.describe(viewer);
     let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-    limits.push(("device memory of a client (--max-memory)".to_owned(), memory));
+    limits.push(("device memory of a client (max-memory)".to_owned(), memory));
     let value =
         format!("{} of {} MiB, at most {}", host_memory.used >> 20, host_memory.limit >> 20, host_memory.peak >> 20);
-    limits.push(("host memory of clients (--max-host-memory)".to_owned(), value));
+    limits.push(("host memory of clients (max-host-memory)".to_owned(), value));
     if let Some(index) = &server.gguf_index {
         let (hashed, tensors) = index.progress();
         limits.push(("tensors of models that are indexed (--models)".to_owned(), format!("{hashed} of {tensors}")));
     }
     let duration = |time: Option<Duration>| time.map_or("none".to_owned(), |time| format!("{time:?}"));
-    limits.push(("pause before a request (--idle-timeout)".to_owned(), duration(config.idle_timeout)));
-    limits.push(("time of one graph on a CPU device (--max-run)".to_owned(), duration(config.max_run)));
+    limits.push(("pause before a request (idle-timeout)".to_owned(), duration(config.idle_timeout)));
+    limits.push(("time of one graph on a CPU device (max-run)".to_owned(), duration(config.max_run)));
     limits
 }
 
