@@ -23,7 +23,7 @@ from devices import KINDS, Devices, Programs
 from clients import ClientError, Model, tail  # of tests/interop: `devices` adds the folder to the path
 from mistakes import mistakes, other_hosts
 from servers import ServerError
-from test_real_models import MODELS, install
+from test_real_models import MODELS
 
 NMSE = 1e-3  # of all logits of a run
 WORST_NMSE = 5e-3  # of the logits of a single token
@@ -167,7 +167,7 @@ def rows(table: Table, versions: list[str], real: bool, quick: bool) -> None:
             planned = tuple((model, variants[:1]) for model, variants in planned)
         models = [(str(model), lambda model=model: model.ensure(folder), variants) for model, variants in planned]
         if real and kind not in ("GPU", "--rpc", "split tensor"):
-            models += [(real.package, lambda real=real: install(real, folder), REAL_VARIANTS) for real in MODELS]
+            models += [(real.packages[0], lambda real=real: real.install(folder), REAL_VARIANTS) for real in MODELS]
         named = [
             (f"{version} {kind}: {' '.join((name, *variant))}", version, path, variant)
             for version in versions
