@@ -11,7 +11,7 @@ use crate::outputs::Outputs;
 use crate::reservation::AddressRange;
 use crate::server::RestoredBuffer;
 use crate::weights::{Weight, Weights};
-use fanout::device::{DeviceError, Region, TimelinePoint};
+use fanout::device::{CopyOutcome, DeviceError, Queue, Region, TimelinePoint};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -340,16 +340,29 @@ pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst:
     }
 }
 
-/// The regions of a copy, and the last transfer of the source's device, which the copy waits for.
+/// The regions of a copy: of the source, and of the target.
 pub(crate) fn copy_regions(
     from: &BufferState,
     src: &Tensor,
     to: &BufferState,
     dst: &Tensor,
-) -> Result<(Region, Region, Option<TimelinePoint>), DeviceError> {
+) -> Result<(Region, Region), DeviceError> {
     // SAFETY: both are tensors of the host.
     let bytes = unsafe { host::get().tensor_bytes(src).min(host::get().tensor_bytes(dst)) };
-    Ok((from.region(src, 0, bytes)?, to.region(dst, 0, bytes)?, from.device.last_transfer()))
+    Ok((from.region(src, 0, bytes)?, to.region(dst, 0, bytes)?))
+}
+
+/// Submits a copy to the target's queue, once `after` is reached. Returns the point after the copy; `None` if the devices cannot
+/// copy directly.
+pub(crate) fn submit_copy(
+    queue: &mut dyn Queue,
+    (from, to): (Region, Region),
+    after: Option<&TimelinePoint>,
+) -> Result<Option<TimelinePoint>, DeviceError> {
+    Ok(match queue.copy_from(from, to, after)? {
+        CopyOutcome::Submitted => Some(queue.mark()),
+        CopyOutcome::Unreachable => None,
+    })
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! The host's calls of buffers. They are synchronous for the host.
 
 use crate::abi::tables::BufferCallbacks;
-use crate::abi::{Buffer, Tensor};
-use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, write};
+use crate::abi::{self, Buffer, Tensor};
+use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, submit_copy, write};
 use crate::guard::{guarded, lock};
 use crate::host;
 use crate::support;
 use crate::weights::Weight;
-use fanout::device::{CopyOutcome, DeviceError, TimelinePoint, UploadSource};
+use fanout::device::{DeviceError, TimelinePoint, UploadSource};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -114,12 +114,11 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
     }
     guarded((), || {
         // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
-        let (state, name) = unsafe { (state_of(buffer), crate::abi::name_of(tensor)) };
+        let (state, name) = unsafe { (state_of(buffer), abi::name_of(tensor)) };
         // SAFETY: as above.
         let tensor = unsafe { &*tensor };
-        for row in 0..rows {
-            // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
-            let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
+        // SAFETY: the host passes such rows.
+        for (row, bytes) in unsafe { abi::rows(data, size, rows, stride_data) }.enumerate() {
             let start = state.position(tensor, offset + row * stride_tensor);
             let range = start..start + size as u64;
             let written = match state.holds_weights() {
@@ -193,11 +192,9 @@ unsafe extern "C" fn get_tensor_2d(
     guarded((), || {
         // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
         let (state, tensor) = unsafe { (state_of(buffer), &*tensor) };
-        let reads = (0..rows).map(|row| {
-            // SAFETY: the host passes a place for `rows` rows of `size` bytes, `stride_data` bytes apart.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(data.byte_add(row * stride_data).cast::<u8>(), size) };
-            (state.position(tensor, offset + row * stride_tensor), bytes)
-        });
+        // SAFETY: the host passes a place for such rows.
+        let rows = unsafe { abi::rows_mut(data, size, rows, stride_data) }.enumerate();
+        let reads = rows.map(|(row, bytes)| (state.position(tensor, offset + row * stride_tensor), bytes));
         read(state, reads.collect());
     });
 }
@@ -264,11 +261,9 @@ fn copy_between(
     to: &BufferState,
     dst: &Tensor,
 ) -> Result<Option<TimelinePoint>, DeviceError> {
-    let (from_region, to_region, after) = copy_regions(from, src, to, dst)?;
-    to.device.transfer(|queue| match queue.copy_from(from_region, to_region, after.as_ref())? {
-        CopyOutcome::Submitted => Ok(Some(queue.mark())),
-        CopyOutcome::Unreachable => Ok(None),
-    })
+    let regions = copy_regions(from, src, to, dst)?;
+    let after = from.device.last_transfer();
+    to.device.transfer(|queue| submit_copy(queue, regions, after.as_ref()))
 }
 
 unsafe extern "C" fn set_tensors(

@@ -62,6 +62,11 @@ struct Transfers {
     last: Option<TimelinePoint>,
 }
 
+/// Whether an error is the caller's mistake, which does not stick to a queue.
+pub(crate) fn is_mistake(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_))
+}
+
 #[repr(C)]
 struct BufferTypeObject<T> {
     table: T,
@@ -200,9 +205,7 @@ impl Device {
 
     /// Buffers that the host has not freed.
     pub(crate) fn live_buffers(&self) -> Vec<Arc<BufferState>> {
-        let mut buffers = lock(&self.buffers);
-        buffers.retain(|buffer| buffer.strong_count() > 0);
-        buffers.iter().filter_map(Weak::upgrade).collect()
+        lock(&self.buffers).iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn add_buffer(&self, buffer: &Arc<BufferState>) {
@@ -230,13 +233,11 @@ impl Device {
                 transfers.marked = false;
                 Ok(done)
             }
-            // A mistake does not stick to the queue.
-            Err(error @ (DeviceError::Misuse(_) | DeviceError::Source(_))) => Err(error),
+            Err(error) if is_mistake(&error) => Err(error),
             Err(error) => {
                 *transfers = Transfers::default();
                 drop(transfers);
-                self.lose_pending(&error, true);
-                self.report_loss(generation, &error);
+                self.queue_failed(generation, &error, true);
                 Err(error)
             }
         }
@@ -252,11 +253,12 @@ impl Device {
         lock(&self.latched).take()
     }
 
-    /// A queue of the device has failed: what was submitted to it may not have run, so all memory that it writes counts as lost:
-    /// with `weights`, as the queue of transfers does, that of weights, too. That of a lost server does when the server is back.
-    pub(crate) fn lose_pending(&self, error: &DeviceError, weights: bool) {
-        if matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_) | DeviceError::ConnectionLost { .. }) {
-            return;
+    /// Handles the failure of a queue. What was submitted to it may not have run, so all memory that it writes counts as lost: with
+    /// `weights`, as the queue of transfers does, that of weights, too. The memory of a lost server counts as lost when the server
+    /// is back.
+    pub(crate) fn queue_failed(&self, generation: u64, error: &DeviceError, weights: bool) {
+        if matches!(error, DeviceError::ConnectionLost { .. }) {
+            return self.report_loss(generation, error);
         }
         for buffer in self.live_buffers() {
             if weights || !buffer.holds_weights() {
@@ -267,15 +269,14 @@ impl Device {
 
     /// Closes the queue of transfers, after a wait for one of them has failed.
     pub(crate) fn close_transfers(&self, error: &DeviceError) {
-        if matches!(error, DeviceError::Misuse(_)) {
+        if is_mistake(error) {
             return;
         }
         let mut transfers = lock(&self.transfers);
         let generation = transfers.generation;
         *transfers = Transfers::default();
         drop(transfers);
-        self.lose_pending(error, true);
-        self.report_loss(generation, error);
+        self.queue_failed(generation, error, true);
     }
 
     /// A point after all transfers. Streams wait for it before they use memory; `None` if there were none.

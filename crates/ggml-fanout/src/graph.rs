@@ -71,8 +71,8 @@ pub(crate) unsafe fn prepare(
 /// The number of the next graph.
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-/// Results up to this size that leave a graph are delivered with it by servers: whoever reads them next, if the server is lost by
-/// then, the graph has failed. Larger ones are of prompts, whose graphs overlap on several devices.
+/// Results that leave a graph on a server are delivered with it up to this size, in bytes: if the server is lost before the host reads
+/// them, the graph has failed already. Larger results belong to prompts, whose graphs overlap on several devices.
 const MAX_SMALL_BYTES: u64 = 1 << 20;
 
 /// By node: how many nodes of the graph read it.

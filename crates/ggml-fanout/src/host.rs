@@ -322,7 +322,7 @@ impl Libraries {
             }
             // SAFETY: the handle is open, and the name is a string of C.
             let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-            // SAFETY: the handle is open, and the library stays loaded by whoever loaded it before.
+            // SAFETY: the handle is open, and the process keeps its own handle of the library.
             unsafe { libc::dlclose(handle) };
             if !address.is_null() {
                 found.insert(address as usize);

@@ -55,7 +55,7 @@ pub(crate) fn own() -> *mut Registry {
 const NO_DEVICES: &str = "none";
 
 fn open_local(config: &Config) -> Vec<Arc<dyn FanoutDevice>> {
-    let registry = devices::Registry::detect();
+    let registry = machine();
     match config.devices.as_deref() {
         Some(NO_DEVICES) => Vec::new(),
         Some(list) => open(list, &config.options),
@@ -81,17 +81,21 @@ fn open(list: &str, options: &devices::Options) -> Vec<Arc<dyn FanoutDevice>> {
     })
 }
 
+/// The devices of this machine, which the first call enumerates.
+fn machine() -> &'static devices::Registry {
+    static MACHINE: OnceLock<devices::Registry> = OnceLock::new();
+    MACHINE.get_or_init(devices::Registry::detect)
+}
+
 /// Opens the devices of a list.
 pub(crate) fn open_devices(list: &str, options: &devices::Options) -> Result<Vec<Arc<dyn FanoutDevice>>, String> {
-    static MACHINE: OnceLock<devices::Registry> = OnceLock::new();
-    MACHINE.get_or_init(devices::Registry::detect).open(list, options).map_err(|e| e.to_string())
+    machine().open(list, options).map_err(|e| e.to_string())
 }
 
 /// Adds the devices of a server; none if it is not there.
 fn fill_from_server(registry: *mut Registry, owner: *mut Registry, name: &str, config: &Config) {
     let opened = open(name, &config.options);
-    let mut options = config.options.clone();
-    options = without_retry(options);
+    let options = without_retry(config.options.clone());
     let server = Server::new(name, &options, config.models.clone());
     server.set_devices(fill(registry, owner, opened, Some(server), &config.names));
 }

@@ -3,14 +3,14 @@
 use crate::abi::{self, Backend, BackendTable, Event, Graph, STATUS_FAILED, STATUS_SUCCESS, Status, Tensor};
 use crate::buffer::{self, BufferState};
 use crate::buffer_calls;
-use crate::device::{Device, EventState, event_state};
+use crate::device::{Device, EventState, event_state, is_mistake};
 use crate::graph;
 use crate::guard::{self, guarded, lock};
 use crate::host;
 use crate::lost_ranges::LostRanges;
 use crate::program_cache::PreparedGraph;
 use crate::validity;
-use fanout::device::{CopyOutcome, DeviceError, PendingRead, Queue, TimelinePoint, UploadSource};
+use fanout::device::{DeviceError, PendingRead, Queue, TimelinePoint, UploadSource};
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -110,12 +110,11 @@ impl Stream {
     }
 
     fn close(&self, work: &mut Work, error: &DeviceError) {
-        if matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_)) {
+        if is_mistake(error) {
             return;
         }
         (work.queue, work.after) = (None, None);
-        self.device.lose_pending(error, false);
-        self.device.report_loss(work.generation, error);
+        self.device.queue_failed(work.generation, error, false);
     }
 
     /// A point after all work of the stream and all transfers of the device that were submitted so far; `None` if there is none.
@@ -301,9 +300,8 @@ unsafe extern "C" fn set_tensor_2d_async(
                 buffer_calls::set_tensor_2d(buffer, tensor, data, offset, size, rows, stride_tensor, stride_data)
             };
         }
-        for row in 0..rows {
-            // SAFETY: the host passes `rows` rows of `size` bytes, `stride_data` bytes apart.
-            let bytes = unsafe { std::slice::from_raw_parts(data.byte_add(row * stride_data).cast::<u8>(), size) };
+        // SAFETY: the host passes such rows.
+        for (row, bytes) in unsafe { abi::rows(data, size, rows, stride_data) }.enumerate() {
             let start = start + (row * stride_tensor) as u64;
             let range = start..start + size as u64;
             let mut work = lock(&stream.work);
@@ -345,9 +343,8 @@ unsafe extern "C" fn get_tensor_2d_async(
         return;
     }
     guarded((), || {
-        for row in 0..rows {
-            // SAFETY: the host passes a place for `rows` rows of `size` bytes, `stride_data` bytes apart.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(data.byte_add(row * stride_data).cast::<u8>(), size) };
+        // SAFETY: the host passes a place for such rows.
+        for (row, bytes) in unsafe { abi::rows_mut(data, size, rows, stride_data) }.enumerate() {
             let Some((state, start)) = located else {
                 stream.refuse("reading a tensor");
                 buffer::mark_failed(bytes);
@@ -386,16 +383,11 @@ unsafe extern "C" fn copy_tensor_async(
         let (Some((source, target)), Some(from), Some(to)) = (streams, from, to) else { return false };
         // SAFETY: as above.
         let (src, dst) = unsafe { (&*src, &*dst) };
-        let Ok((from_region, to_region, _)) = buffer::copy_regions(from, src, to, dst) else { return false };
+        let Ok(regions) = buffer::copy_regions(from, src, to, dst) else { return false };
         to.changes();
         let epoch = to.epoch();
         let after = source.mark();
-        let copied = target.submit("copying a tensor", |queue| {
-            match queue.copy_from(from_region, to_region, after.as_ref())? {
-                CopyOutcome::Submitted => Ok(Some(queue.mark())),
-                CopyOutcome::Unreachable => Ok(None),
-            }
-        });
+        let copied = target.submit("copying a tensor", |queue| buffer::submit_copy(queue, regions, after.as_ref()));
         match copied {
             // The source's later work may overwrite the tensor.
             Some(Some(done)) => {

@@ -1,4 +1,4 @@
-//! Sizes and offsets of the structs here, against those that C programs printed with the headers of each version.
+//! Compares the structs of this module with the headers of each version of ggml, whose sizes and offsets a C program has printed.
 
 use super::*;
 use crate::host::{Interface, TESTED};

@@ -75,6 +75,34 @@ pub(crate) unsafe fn name_of(tensor: *const Tensor) -> String {
     CStr::from_bytes_until_nul(name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
+/// Rows of memory that the host passes to be read.
+///
+/// # Safety
+/// `data` has `rows` rows of `size` bytes, `stride` bytes apart, and `size` is not 0.
+pub(crate) unsafe fn rows<'a>(
+    data: *const c_void,
+    size: usize,
+    rows: usize,
+    stride: usize,
+) -> impl Iterator<Item = &'a [u8]> {
+    // SAFETY: the caller passes such memory.
+    (0..rows).map(move |row| unsafe { std::slice::from_raw_parts(data.byte_add(row * stride).cast::<u8>(), size) })
+}
+
+/// Rows of memory that the host passes to be written.
+///
+/// # Safety
+/// As for [`rows`], and the rows do not overlap.
+pub(crate) unsafe fn rows_mut<'a>(
+    data: *mut c_void,
+    size: usize,
+    rows: usize,
+    stride: usize,
+) -> impl Iterator<Item = &'a mut [u8]> {
+    // SAFETY: the caller passes such memory.
+    (0..rows).map(move |row| unsafe { std::slice::from_raw_parts_mut(data.byte_add(row * stride).cast::<u8>(), size) })
+}
+
 /// `struct ggml_cgraph`, of which only the counts of readers are read here: the host has functions for the rest.
 #[repr(C)]
 pub(crate) struct Graph {
