@@ -105,7 +105,7 @@ fn serve_request(
         Ok(request) => (respond(server, &request, peer), request.head_only),
         Err(bad) => (Response::of_bad_request(bad), false),
     };
-    // A client that does not read gives way to a new one.
+    // From here on a new client may take the place of this one, which may never read.
     drop(serving);
     sender.write_by(&response.encode(head_only), &Deadline::after(MESSAGE_TIMEOUT))
 }

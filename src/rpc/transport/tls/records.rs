@@ -344,7 +344,7 @@ impl Opener {
         }
     }
 
-    /// Receives bytes after those that are not yet opened. `false`: none are available.
+    /// Receives further encrypted bytes, and keeps them after the bytes that are not decrypted yet. `false`: none are available.
     fn fill(&mut self, socket: &TcpTransport, wanted: usize) -> Result<bool, TransportError> {
         let needed = record_len(self.sealed_bytes())?.unwrap_or(HEADER);
         if self.sealed.start > 0 {
