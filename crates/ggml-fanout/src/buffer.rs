@@ -1,5 +1,4 @@
-//! Buffers: memory of a device, and the host's accesses to it. Accesses are synchronous for the host, so a device orders them by
-//! one queue; streams wait for its last transfer.
+//! Buffers: memory of a device, and the host's accesses to it.
 
 use crate::abi::{Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
 use crate::buffer_calls;
@@ -243,7 +242,6 @@ impl BufferState {
     }
 
     pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
-        self.device.close_transfers(error);
         let reason = self.device.describe_failure(what, error);
         self.device.latch(reason.clone());
         self.device.failures.log(reason);
