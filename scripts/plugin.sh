@@ -87,13 +87,13 @@ if [[ ! $server ]]; then
     server=$target/release/rpc-server
 fi
 
-# Compiles host$1, of the sources in folder $2 and the libraries in folder $3; and compares the layout with version $4 of the
-# interface.
+# Compiles host$1, of the sources in folder $2 and the libraries in folder $3; and compares the layout with version $4 of
+# ggml.
 host() {
     local includes=(-I "$2/include" -I "$2/ggml/include" -I "$2/ggml/src")
     cc -O1 -w "${includes[@]}" tests/plugin/layout.c -o "$built/layout$1"
-    "$built/layout$1" | diff "tests/plugin/layout-v$4.txt" - >&2 || {
-        echo "plugin.sh: the headers of $1 differ from tests/plugin/layout-v$4.txt" >&2
+    "$built/layout$1" | diff "tests/plugin/layout-$4.txt" - >&2 || {
+        echo "plugin.sh: the headers of $1 differ from tests/plugin/layout-$4.txt" >&2
         exit 1
     }
     if [[ ! $built/host$1 -nt tests/plugin/host.cpp || ! $built/host$1 -nt $3/libllama.so ]]; then
@@ -106,7 +106,7 @@ for version in "${versions[@]}"; do
         # The last line: upstream.py fetches the archive first.
         sources=$(cd tests/interop && "$python" -c 'import sys, pathlib, upstream; print(upstream.archive(pathlib.Path(sys.argv[1])))' "$target/upstream" | tail -n 1)
         libraries=$("$python" -c 'import llama_cpp, pathlib; print(pathlib.Path(llama_cpp.__file__).parent / "lib")' | tail -n 1)
-        host 7 "$sources" "$libraries" 2
+        host 7 "$sources" "$libraries" 0.25.3
     else
         manifest=$(cargo metadata --format-version 1 --locked --manifest-path tests/interop8/Cargo.toml |
             "$python" -c 'import json, sys; print(*(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"] == "llama-cpp-sys-4"))')
@@ -120,7 +120,7 @@ for version in "${versions[@]}"; do
             cmake -S "$sources" -B "$built/llama8" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON "${off[@]}" >&2
             cmake --build "$built/llama8" -j "$(getconf _NPROCESSORS_ONLN)" >&2
         fi
-        host 8 "$sources" "$libraries8" 3
+        host 8 "$sources" "$libraries8" 0.28.0
     fi
 done
 cc -shared -fPIC tests/plugin/stub.c -o "$built/libstub.so"

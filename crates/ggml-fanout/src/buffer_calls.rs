@@ -2,9 +2,9 @@
 
 use crate::abi::tables::BufferCallbacks;
 use crate::abi::{self, Buffer, Tensor};
-use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, submit_copy, write};
+use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, overwrites, submit_copy, write};
 use crate::device::Ticket;
-use crate::guard::{guarded, lock};
+use crate::guard::{guarded, is_forked, lock};
 use crate::host;
 use crate::support;
 use crate::weights::Weight;
@@ -45,6 +45,10 @@ pub(crate) unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
     // SAFETY: the host frees a buffer of the plug-in once.
     let state = unsafe { Arc::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
     guarded((), || {
+        if is_forked() {
+            // The memory belongs to the other process.
+            return std::mem::forget(state);
+        }
         lock(&state.device.programs).forget_buffer(buffer);
         drop(state);
     });
@@ -81,6 +85,7 @@ unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
 
 fn fill(state: &BufferState, range: Range<u64>, value: u8) {
     state.changes();
+    state.forget(&range);
     let epoch = state.epoch();
     let region = state.memory().subregion(range.start, range.end - range.start);
     match region.and_then(|region| state.device.submit(|queue| queue.fill(region, value))) {
@@ -237,7 +242,7 @@ unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *
         let (state, src, dst) = unsafe { (state_of(buffer), &*src, &*dst) };
         // SAFETY: the host keeps the source's buffer during the call.
         let Some(from) = (unsafe { BufferState::of_any(src.owner()) }) else { return false };
-        state.changes();
+        overwrites(state, dst);
         let epoch = state.epoch();
         let copied = copy_between(from, src, state, dst).and_then(|(copied, ticket)| match copied {
             None => Ok(false),

@@ -4,7 +4,7 @@ use crate::abi::tables::BufferTypeCallbacks;
 use crate::abi::{self, BufferType, DEVICE_TYPE_GPU, DeviceCaps, DeviceProps, DeviceTable, Event, Tensor, v2, v3};
 use crate::buffer::BufferState;
 use crate::buffer_calls;
-use crate::guard::{FailureLog, guarded, lock};
+use crate::guard::{FailureLog, guarded, is_forked, lock};
 use crate::host::{self, Interface, Shared};
 use crate::program_cache::ProgramCache;
 use crate::server::{DiskLoads, Restored, Server};
@@ -177,8 +177,13 @@ impl Device {
     /// fanout's device, with its generation.
     ///
     /// # Errors
-    /// Its server is lost.
+    /// Its server is lost, or the process was forked.
     pub(crate) fn fanout(&self) -> Result<(Arc<dyn FanoutDevice>, u64), DeviceError> {
+        if is_forked() {
+            return Err(DeviceError::Misuse(
+                "the process was forked after the plug-in was loaded: load it in the new process",
+            ));
+        }
         let link = self.link.read().unwrap_or_else(PoisonError::into_inner);
         match &link.lost {
             None => Ok((Arc::clone(&link.fanout), link.generation)),
@@ -338,6 +343,9 @@ impl Device {
 
     /// A point after all work that was submitted so far; `None` if all of it is done.
     pub(crate) fn mark(&self) -> Option<(TimelinePoint, Ticket)> {
+        if is_forked() {
+            return None;
+        }
         let mut guard = lock(&self.queue);
         let shared = &mut *guard;
         let queue = shared.queue.as_mut().filter(|_| shared.done != shared.submitted)?;

@@ -29,6 +29,7 @@ mod device;
 mod graph;
 mod guard;
 mod host;
+mod host_log;
 mod lost_ranges;
 mod numbers;
 mod outputs;
@@ -41,7 +42,7 @@ mod support;
 mod validity;
 mod weights;
 
-use host::{LogLevel, log};
+use host_log::{LogLevel, log};
 use std::ffi::{CString, c_char, c_int};
 use std::sync::OnceLock;
 

@@ -110,6 +110,11 @@ impl Stream {
         for Read { result, ticket, to, bytes, lost } in reads {
             // SAFETY: the host keeps the destination until this call returns.
             let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+            if guard::is_forked() {
+                std::mem::forget(result);
+                buffer::mark_failed(to);
+                continue;
+            }
             match self.device.waited(ticket, result.wait(None)) {
                 Ok(result) => {
                     to.copy_from_slice(&result);
@@ -137,6 +142,7 @@ impl Stream {
             return Err(reason.to_owned());
         }
         states.iter().for_each(|state| state.changes());
+        graph.writes.iter().for_each(|(buffer, range)| states[*buffer].forget(range));
         let Some(program) = &graph.program else { return Ok(()) };
         if let Some(failure) = lock(&self.work).failure.take().or_else(|| self.device.take_latched()) {
             return Err(failure);
@@ -194,7 +200,11 @@ unsafe extern "C" fn free(backend: *mut Backend) {
         let stream = Box::from_raw(backend.context.cast::<Stream>());
         (backend, stream)
     };
-    guarded((), || drop((backend, stream)));
+    guarded((), || match guard::is_forked() {
+        // Dropping a read would tell its server.
+        true => std::mem::forget(stream),
+        false => drop((backend, stream)),
+    });
 }
 
 /// The buffer of a tensor, and the position of `offset` bytes into it.
@@ -326,7 +336,7 @@ unsafe extern "C" fn copy_tensor_async(
         // SAFETY: as above.
         let (src, dst) = unsafe { (&*src, &*dst) };
         let Ok(regions) = buffer::copy_regions(from, src, to, dst) else { return false };
-        to.changes();
+        buffer::overwrites(to, dst);
         let epoch = to.epoch();
         let after = source.device.mark().map(|(point, _)| point);
         let copied = target.submit("copying a tensor", |queue| buffer::submit_copy(queue, regions, after.as_ref()));
@@ -431,7 +441,7 @@ pub(crate) unsafe extern "C" fn event_synchronize(_: *mut abi::Device, event: *m
     let state = unsafe { event_state(event) };
     guarded((), || {
         // If it fails, so does the stream whose point it is, and the next graph of that stream reports it.
-        let point = lock(state).clone();
+        let point = lock(state).clone().filter(|_| !guard::is_forked());
         _ = point.map(|point| point.wait(None));
     });
 }

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// An upload of weights.
 #[derive(Clone, Debug)]
@@ -28,20 +29,44 @@ enum Origin {
     Mapped(PathBuf, u64),
     /// Model files that the process had open: it read one of them.
     Open(Vec<PathBuf>),
+    /// The bytes themselves, if they are few.
+    Copy(Arc<[u8]>),
 }
+
+/// Limit of bytes that are kept as a copy: a vector of a model, such as a control vector.
+const MAX_COPY: usize = 128 << 10;
 
 /// The uploads of a buffer, by the position of their first byte.
 pub(crate) type Weights = BTreeMap<u64, Weight>;
 
+impl Origin {
+    /// Where bytes come from that the host is about to upload.
+    fn of(bytes: &[u8]) -> Origin {
+        match mapped_file(bytes) {
+            Some((path, offset)) => Origin::Mapped(path, offset),
+            None => Origin::Open(open_models()),
+        }
+    }
+}
+
 impl Weight {
     /// Describes an upload of `bytes`.
     pub(crate) fn new(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Weight {
-        let digest = *blake3::hash(bytes).as_bytes();
-        let origin = match mapped_file(bytes) {
-            Some((path, offset)) => Origin::Mapped(path, offset),
-            None => Origin::Open(open_models()),
+        Weight::with_origin(bytes, whole, name, Origin::of(bytes))
+    }
+
+    fn with_origin(bytes: &[u8], whole: Option<TensorDesc>, name: String, origin: Origin) -> Weight {
+        Weight { bytes: bytes.len() as u64, digest: *blake3::hash(bytes).as_bytes(), whole, name, origin }
+    }
+
+    /// Describes a write of `bytes` that is no upload of weights; `None` if the bytes could not be found again.
+    pub(crate) fn of_write(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Option<Weight> {
+        let origin = match bytes.len() {
+            0..=MAX_COPY => Origin::Copy(bytes.into()),
+            _ => Origin::of(bytes),
         };
-        Weight { bytes: bytes.len() as u64, digest, whole, name, origin }
+        let is_known = !matches!(&origin, Origin::Open(files) if files.is_empty());
+        is_known.then(|| Weight::with_origin(bytes, whole, name, origin))
     }
 
     /// The bytes, from the file of the upload, or from a model file that has a tensor with them.
@@ -50,6 +75,7 @@ impl Weight {
         let known = match &self.origin {
             Origin::Mapped(path, offset) => vec![(path.clone(), *offset)],
             Origin::Open(paths) => self.search(paths.iter().cloned()),
+            Origin::Copy(bytes) => return Ok(bytes.to_vec()),
         };
         let in_folder = models.into_iter().flat_map(|folder| self.search(models_in(folder)));
         for (path, offset) in known.into_iter().chain(in_folder) {
