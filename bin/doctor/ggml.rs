@@ -29,7 +29,7 @@ fn finding(ggml: &Path) -> Finding {
     if let Err(e) = ggml.canonicalize().map_err(|e| e.to_string()).and_then(|path| load(&path)) {
         let remedy = "name the libggml-base.so of the program: `ldd PROGRAM` shows it. A program without one is linked \
                       statically, and cannot load backends";
-        return Finding::problem(CHECK, format!("cannot be loaded: {e}"), remedy);
+        return Finding::problem("ggml", format!("cannot be loaded: {e}"), remedy);
     }
     let Some(plugin) = find_plugin() else {
         let names = PLUGIN_NAMES[0];
@@ -41,7 +41,8 @@ fn finding(ggml: &Path) -> Finding {
         );
     };
     let name = plugin.display();
-    match load(&plugin).and_then(refusal) {
+    let absolute = plugin.canonicalize().map_err(|e| e.to_string());
+    match absolute.and_then(|path| load(&path)).and_then(refusal) {
         Ok(None) => Finding::ok(CHECK, format!("programs with this ggml load {name}")),
         Ok(Some(reason)) => Finding::problem(
             CHECK,

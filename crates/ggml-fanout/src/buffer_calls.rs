@@ -2,13 +2,15 @@
 
 use crate::abi::tables::BufferCallbacks;
 use crate::abi::{self, Buffer, Tensor};
-use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, overwrites, submit_copy, write};
+use crate::buffer::{
+    BufferState, before_copy_to, copy_lost, copy_regions, lost_parts, mark_failed, submit_copy, write,
+};
 use crate::device::Ticket;
 use crate::guard::{guarded, is_forked, lock};
 use crate::host;
 use crate::support;
-use crate::weights::Weight;
-use fanout::device::{DeviceError, TimelinePoint, UploadSource};
+use crate::uploads::Upload;
+use fanout::device::{DeviceError, Queue, TimelinePoint, UploadSource};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,13 +44,9 @@ const CALLBACKS: BufferCallbacks = BufferCallbacks {
 };
 
 pub(crate) unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
-    // SAFETY: the host frees a buffer of the plug-in once.
-    let state = unsafe { Arc::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
     guarded((), || {
-        if is_forked() {
-            // The memory belongs to the other process.
-            return std::mem::forget(state);
-        }
+        // SAFETY: the host frees a buffer of the plug-in once.
+        let state = unsafe { Arc::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
         lock(&state.device.programs).forget_buffer(buffer);
         drop(state);
     });
@@ -88,7 +86,7 @@ fn fill(state: &BufferState, range: Range<u64>, value: u8) {
     state.forget(&range);
     let epoch = state.epoch();
     let region = state.memory().subregion(range.start, range.end - range.start);
-    match region.and_then(|region| state.device.submit(|queue| queue.fill(region, value))) {
+    match region.and_then(|region| state.submit(|queue| queue.fill(region, value))) {
         Ok(_) => state.mark_valid(epoch, range),
         Err(error) => state.fail_write("filling memory", range, &error),
     }
@@ -129,9 +127,7 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
             let range = start..start + size as u64;
             let written = match state.holds_weights() {
                 true => write_weight(state, tensor, &name, range.clone(), bytes),
-                false => write(state, tensor, range.clone(), bytes, |region, bytes| {
-                    state.device.submit(|queue| queue.upload(region, None, UploadSource::Borrowed(bytes))).map(|_| ())
-                }),
+                false => write(state, tensor, range.clone(), bytes),
             };
             if let Err(error) = written {
                 state.fail_write("writing a tensor", range, &error);
@@ -155,12 +151,13 @@ fn write_weight(
     let region = || state.memory().subregion(range.start, bytes.len() as u64);
     if !state.device.is_remote() {
         let region = region()?;
-        return state.device.submit_weights(|queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes)));
+        let upload = |queue: &mut dyn Queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes));
+        return state.device.submit_load(upload).map(|_| ());
     }
-    let weight = Weight::new(bytes, desc, name.to_owned());
+    let weight = Upload::new(bytes, desc, name.to_owned());
     let epoch = state.epoch();
     state.remember(range.start, weight.clone());
-    state.device.submit_weights(|queue| {
+    state.device.submit_load(|queue| {
         let region = region()?;
         if state.device.disk.has(queue, &region, &weight)? {
             return Ok(());
@@ -194,6 +191,10 @@ unsafe extern "C" fn get_tensor_2d(
 ) {
     if size == 0 {
         return;
+    }
+    if is_forked() {
+        // SAFETY: the host passes a place for such rows.
+        return unsafe { abi::rows_mut(data, size, rows, stride_data) }.for_each(mark_failed);
     }
     guarded((), || {
         // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
@@ -242,7 +243,7 @@ unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *
         let (state, src, dst) = unsafe { (state_of(buffer), &*src, &*dst) };
         // SAFETY: the host keeps the source's buffer during the call.
         let Some(from) = (unsafe { BufferState::of_any(src.owner()) }) else { return false };
-        overwrites(state, dst);
+        before_copy_to(state, dst);
         let epoch = state.epoch();
         let copied = copy_between(from, src, state, dst).and_then(|(copied, ticket)| match copied {
             None => Ok(false),
@@ -261,7 +262,7 @@ unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *
 }
 
 /// Copies a tensor between two buffers of the plug-in. Returns the point after the copy; `None` if the devices cannot copy directly.
-fn copy_between(
+pub(crate) fn copy_between(
     from: &BufferState,
     src: &Tensor,
     to: &BufferState,
@@ -269,7 +270,7 @@ fn copy_between(
 ) -> Result<(Option<TimelinePoint>, Ticket), DeviceError> {
     let regions = copy_regions(from, src, to, dst)?;
     let after = from.device.mark().map(|(point, _)| point);
-    to.device.submit(|queue| submit_copy(queue, regions, after.as_ref()))
+    to.submit(|queue| submit_copy(queue, regions, after.as_ref()))
 }
 
 unsafe extern "C" fn set_tensors(

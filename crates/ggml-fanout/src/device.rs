@@ -4,7 +4,7 @@ use crate::abi::tables::BufferTypeCallbacks;
 use crate::abi::{self, BufferType, DEVICE_TYPE_GPU, DeviceCaps, DeviceProps, DeviceTable, Event, Tensor, v2, v3};
 use crate::buffer::BufferState;
 use crate::buffer_calls;
-use crate::guard::{FailureLog, guarded, is_forked, lock};
+use crate::guard::{FailureLog, guarded, lock};
 use crate::host::{self, Interface, Shared};
 use crate::program_cache::ProgramCache;
 use crate::server::{DiskLoads, Restored, Server};
@@ -51,29 +51,29 @@ struct Link {
 }
 
 /// The queue of a device, for its streams and for the host's synchronous accesses alike: a run that waited for transfers on another
-/// queue would cost a switch of threads for each token.
+/// queue would cost a switch of threads for each token. In return, a stream that waits for a silent server holds up all of them.
 #[derive(Default)]
 struct SharedQueue {
-    /// Of the link that `queue` belongs to.
+    /// The generation of the link that `queue` belongs to.
     generation: u64,
-    /// Counts the queues.
+    /// The number of the current queue: tells a ticket of a closed queue from one of this queue.
     number: u64,
     queue: Option<Box<dyn Queue>>,
     /// Pieces of work that were submitted to all queues, and how many of them are known to be done.
     submitted: u64,
     done: u64,
-    weights: WeightUploads,
+    loads: PendingLoads,
 }
 
 impl SharedQueue {
     fn close(&mut self) {
-        (self.queue, self.number, self.weights) = (None, self.number + 1, WeightUploads::None);
+        (self.queue, self.number, self.loads) = (None, self.number + 1, PendingLoads::None);
     }
 }
 
-/// The uploads of weights to a queue. Should it fail, weights that have arrived are not lost.
+/// Uploads of weights that may not have arrived. Should the queue fail, those that have arrived are not lost.
 #[derive(Default)]
-enum WeightUploads {
+enum PendingLoads {
     #[default]
     None,
     /// The last work is such an upload.
@@ -89,7 +89,7 @@ pub(crate) struct Ticket {
 }
 
 /// Whether an error is the caller's mistake, which does not stick to a queue.
-pub(crate) fn is_mistake(error: &DeviceError) -> bool {
+fn is_mistake(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_))
 }
 
@@ -177,13 +177,8 @@ impl Device {
     /// fanout's device, with its generation.
     ///
     /// # Errors
-    /// Its server is lost, or the process was forked.
+    /// Its server is lost.
     pub(crate) fn fanout(&self) -> Result<(Arc<dyn FanoutDevice>, u64), DeviceError> {
-        if is_forked() {
-            return Err(DeviceError::Misuse(
-                "the process was forked after the plug-in was loaded: load it in the new process",
-            ));
-        }
         let link = self.link.read().unwrap_or_else(PoisonError::into_inner);
         match &link.lost {
             None => Ok((Arc::clone(&link.fanout), link.generation)),
@@ -203,7 +198,7 @@ impl Device {
     /// Starts the recovery of a lost server after a failure of work on the device of `generation`.
     pub(crate) fn report_loss(&self, generation: u64, error: &DeviceError) {
         let current = matches!(self.fanout(), Ok((_, now)) if now == generation);
-        if let (true, Some(server), DeviceError::ConnectionLost { .. }) = (current, self.server, error) {
+        if let Some(server) = self.server.filter(|server| current && server.is_lost_by(error)) {
             server.lost(error);
         }
     }
@@ -253,50 +248,43 @@ impl Device {
         self.submit_work(false, submit)
     }
 
-    /// Submits an upload of weights to the queue.
-    pub(crate) fn submit_weights(
+    /// Submits a load to the queue: work that writes weights, or what else is not computed anew.
+    pub(crate) fn submit_load<T>(
         &self,
-        submit: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        self.submit_work(true, submit).map(|_| ())
+        submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
+    ) -> Result<(T, Ticket), DeviceError> {
+        self.submit_work(true, submit)
     }
 
     fn submit_work<T>(
         &self,
-        weights: bool,
+        is_load: bool,
         submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
     ) -> Result<(T, Ticket), DeviceError> {
-        let (fanout, generation) = self.fanout()?;
         let mut guard = lock(&self.queue);
         let shared = &mut *guard;
+        // Under the lock, or the queue of a newer link would be closed.
+        let (fanout, generation) = self.fanout()?;
         if shared.generation != generation {
             shared.close();
             shared.generation = generation;
         }
-        let opened = match &mut shared.queue {
-            Some(queue) => Ok(queue),
-            closed => fanout.queue(&self.budget).map(|queue| closed.insert(queue)),
+        let queue = match &mut shared.queue {
+            Some(queue) => queue,
+            closed => {
+                closed.insert(fanout.queue(&self.budget).inspect_err(|error| self.report_loss(generation, error))?)
+            }
         };
-        let submitted = opened.and_then(|queue| {
-            match (weights, &shared.weights) {
-                (true, _) => shared.weights = WeightUploads::Last,
-                (false, WeightUploads::Last) => shared.weights = WeightUploads::Before(queue.mark()),
-                (false, _) => {}
-            }
-            submit(&mut **queue)
-        });
-        match submitted {
-            Ok(value) => {
-                shared.submitted += 1;
-                Ok((value, Ticket { queue: shared.number, work: shared.submitted }))
-            }
-            Err(error) => {
-                let number = shared.number;
-                drop(guard);
-                self.close_queue(number, &error);
-                Err(error)
-            }
+        match (is_load, &shared.loads) {
+            (true, _) => shared.loads = PendingLoads::Last,
+            (false, PendingLoads::Last) => shared.loads = PendingLoads::Before(queue.mark()),
+            (false, _) => {}
         }
+        // Also if it fails: a part of it may have been submitted.
+        shared.submitted += 1;
+        let ticket = Ticket { queue: shared.number, work: shared.submitted };
+        let submitted = submit(&mut **queue);
+        submitted.map(|value| (value, ticket)).inspect_err(|error| self.close_failed(shared, error))
     }
 
     /// Handles the result of waiting for work: all that was submitted before it is done, too, or its queue has failed.
@@ -308,44 +296,49 @@ impl Device {
                     shared.done = shared.done.max(ticket.work);
                 }
             }
-            Err(error) => self.close_queue(ticket.queue, error),
+            Err(error) => {
+                let mut shared = lock(&self.queue);
+                if shared.number == ticket.queue {
+                    self.close_failed(&mut shared, error);
+                }
+            }
         }
         result
     }
 
-    /// Closes a queue that has failed, unless another one has been opened since. What was submitted to it may not have run, so all memory that it writes counts as lost. The
-    /// memory of a lost server counts as lost when the server is back.
-    fn close_queue(&self, number: u64, error: &DeviceError) {
-        if is_mistake(error) {
+    /// Closes the queue if it has failed. What was submitted to it may not have run, so all memory that it writes counts as lost.
+    /// Under the lock of the queue: no work is submitted to the next one before that. The memory of a lost server counts as lost when
+    /// the server is back.
+    fn close_failed(&self, shared: &mut SharedQueue, error: &DeviceError) {
+        let Some(queue) = shared.queue.as_mut().filter(|_| !is_mistake(error)) else { return };
+        let is_own_loss = self.server.is_some_and(|server| server.is_lost_by(error));
+        // Some errors end only what they are the result of, such as a lack of memory.
+        if !is_own_loss && queue.mark().failure().is_none() {
             return;
         }
-        let mut shared = lock(&self.queue);
-        if shared.number != number {
-            return;
-        }
-        let generation = shared.generation;
-        let weights = match &shared.weights {
-            WeightUploads::None => false,
-            WeightUploads::Last => true,
-            WeightUploads::Before(point) => !matches!(point.poll(), Ok(true)),
+        let loads = match &shared.loads {
+            PendingLoads::None => false,
+            PendingLoads::Last => true,
+            PendingLoads::Before(point) => !matches!(point.poll(), Ok(true)),
         };
+        let generation = shared.generation;
         shared.close();
-        drop(shared);
-        if matches!(error, DeviceError::ConnectionLost { .. }) {
+        if is_own_loss {
             return self.report_loss(generation, error);
         }
         for buffer in self.live_buffers() {
-            if weights || !buffer.holds_weights() {
-                buffer.lose_pending(error);
+            if loads || !buffer.holds_weights() {
+                buffer.lose_all(error);
             }
+        }
+        if let (true, Some(server)) = (loads, self.server) {
+            // Weights are loaded only into the memory of a new connection.
+            server.lost(error);
         }
     }
 
     /// A point after all work that was submitted so far; `None` if all of it is done.
     pub(crate) fn mark(&self) -> Option<(TimelinePoint, Ticket)> {
-        if is_forked() {
-            return None;
-        }
         let mut guard = lock(&self.queue);
         let shared = &mut *guard;
         let queue = shared.queue.as_mut().filter(|_| shared.done != shared.submitted)?;

@@ -1,6 +1,6 @@
 //! The boundary to the host: no panic crosses it, and every failure is logged once.
 
-use crate::host_log::{Callback, LogLevel, log};
+use crate::host_log::{self, Callback, LogLevel, log};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,15 @@ pub(crate) fn has_panicked() -> bool {
 /// Whether this process was forked from the one that loaded the plug-in. It has none of the threads, and shares the connections.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process was forked from the one that loaded the plug-in: then nothing may be sent, waited for or closed.
+/// Whether this process was forked from the one that loaded the plug-in: then nothing may be locked, sent, waited for or closed.
 pub(crate) fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
+    let forked = FORKED.load(Ordering::Relaxed);
+    if forked {
+        host_log::log_once(
+            "this process was forked from one with devices, and cannot use them: start it by exec (Python: spawn)",
+        );
+    }
+    forked
 }
 
 /// Notices forks from now on.
@@ -31,8 +37,11 @@ pub(crate) fn watch_forks() {
     _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
 }
 
-/// Runs a callback's body on a thread of the host. A panic, which is a fault of the plug-in, gives `failed`.
+/// Runs a callback's body on a thread of the host. A panic, which is a fault of the plug-in, gives `failed`, and so does a fork.
 pub(crate) fn guarded<T>(failed: T, body: impl FnOnce() -> T) -> T {
+    if is_forked() {
+        return failed;
+    }
     let _callback = Callback::begin();
     caught(failed, body)
 }

@@ -34,13 +34,10 @@ thread_local! {
 pub(crate) struct Callback(());
 
 impl Callback {
-    /// Begins a callback, and logs what was said since the last one.
+    /// Begins a callback.
     pub(crate) fn begin() -> Callback {
-        CALLBACKS.set(CALLBACKS.get() + 1);
-        if ANY_WAITING.load(Ordering::Relaxed) {
-            ANY_WAITING.store(false, Ordering::Relaxed);
-            let waiting = std::mem::take(&mut *lock(&WAITING));
-            waiting.into_iter().for_each(|(level, text)| write(level, &text));
+        if CALLBACKS.replace(CALLBACKS.get() + 1) == 0 {
+            write_waiting();
         }
         Callback(())
     }
@@ -49,6 +46,17 @@ impl Callback {
 impl Drop for Callback {
     fn drop(&mut self) {
         CALLBACKS.set(CALLBACKS.get() - 1);
+        if CALLBACKS.get() == 0 {
+            write_waiting();
+        }
+    }
+}
+
+/// Logs the messages that wait. The caller holds no lock: the host's log may wait for one of the host's.
+fn write_waiting() {
+    if ANY_WAITING.swap(false, Ordering::Relaxed) {
+        let waiting = std::mem::take(&mut *lock(&WAITING));
+        waiting.into_iter().for_each(|(level, text)| write(level, &text));
     }
 }
 
@@ -57,6 +65,18 @@ pub(crate) fn log(level: LogLevel, text: &str) {
     if CALLBACKS.get() > 0 || host::found().is_none() {
         return write(level, text);
     }
+    log_later(level, text);
+}
+
+/// Logs an error on a thread of the host, without a lock, once in this process.
+pub(crate) fn log_once(text: &str) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Ordering::Relaxed) {
+        write(LogLevel::Error, text);
+    }
+}
+
+fn log_later(level: LogLevel, text: &str) {
     let mut waiting = lock(&WAITING);
     if waiting.len() < MAX_WAITING {
         waiting.push((level, text.to_owned()));
@@ -88,7 +108,8 @@ impl log::Log for HostLog {
             log::Level::Info => LogLevel::Info,
             log::Level::Debug | log::Level::Trace => LogLevel::Debug,
         };
-        log(level, &record.args().to_string());
+        // fanout's locks may be held here.
+        log_later(level, &record.args().to_string());
     }
 
     fn flush(&self) {}

@@ -10,7 +10,7 @@
 //!                 └─────► stream ──► program_cache ──► fanout's queue and programs
 //! ```
 //! `abi` has ggml's structs, `host` finds ggml's functions in the process, `numbers` maps its ops and types to fanout's. `server`
-//! recovers a lost server, `weights` loads weights again, and `validity` follows which bytes are lost.
+//! recovers a lost server, `uploads` loads weights again, and `validity` follows which bytes are lost.
 //!
 //! # Failures
 //! The interface has no errors in most of its calls. No panic crosses it (`guard`). A graph with outputs returns after it has run and
@@ -39,8 +39,8 @@ mod reservation;
 mod server;
 mod stream;
 mod support;
+mod uploads;
 mod validity;
-mod weights;
 
 use host_log::{LogLevel, log};
 use std::ffi::{CString, c_char, c_int};

@@ -10,7 +10,7 @@ use crate::host;
 use crate::lost_ranges::LostRanges;
 use crate::program_cache::PreparedGraph;
 use crate::validity;
-use fanout::device::{DeviceError, PendingRead, Queue, UploadSource};
+use fanout::device::{DeviceError, PendingRead, Queue};
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -110,11 +110,6 @@ impl Stream {
         for Read { result, ticket, to, bytes, lost } in reads {
             // SAFETY: the host keeps the destination until this call returns.
             let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
-            if guard::is_forked() {
-                std::mem::forget(result);
-                buffer::mark_failed(to);
-                continue;
-            }
             match self.device.waited(ticket, result.wait(None)) {
                 Ok(result) => {
                     to.copy_from_slice(&result);
@@ -194,16 +189,12 @@ unsafe extern "C" fn get_name(backend: *mut Backend) -> *const c_char {
 }
 
 unsafe extern "C" fn free(backend: *mut Backend) {
-    // SAFETY: the host frees a stream of the plug-in once; `new` made both boxes.
-    let (backend, stream) = unsafe {
-        let backend = Box::from_raw(backend);
-        let stream = Box::from_raw(backend.context.cast::<Stream>());
-        (backend, stream)
-    };
-    guarded((), || match guard::is_forked() {
-        // Dropping a read would tell its server.
-        true => std::mem::forget(stream),
-        false => drop((backend, stream)),
+    guarded((), || {
+        // SAFETY: the host frees a stream of the plug-in once; `new` made both boxes.
+        unsafe {
+            let backend = Box::from_raw(backend);
+            drop(Box::from_raw(backend.context.cast::<Stream>()));
+        }
     });
 }
 
@@ -257,10 +248,7 @@ unsafe extern "C" fn set_tensor_2d_async(
         for (row, bytes) in unsafe { abi::rows(data, size, rows, stride_data) }.enumerate() {
             let start = start + (row * stride_tensor) as u64;
             let range = start..start + size as u64;
-            let written = buffer::write(state, target, range.clone(), bytes, |region, bytes| {
-                stream.device.submit(|queue| queue.upload(region, None, UploadSource::Borrowed(bytes))).map(|_| ())
-            });
-            if let Err(error) = written {
+            if let Err(error) = buffer::write(state, target, range.clone(), bytes) {
                 stream.fail("writing a tensor", &error);
                 state.mark_lost(range);
             }
@@ -293,6 +281,10 @@ unsafe extern "C" fn get_tensor_2d_async(
     let (stream, located) = unsafe { (Stream::of(backend), locate(tensor, offset)) };
     if size == 0 {
         return;
+    }
+    if guard::is_forked() {
+        // SAFETY: the host passes a place for such rows.
+        return unsafe { abi::rows_mut(data, size, rows, stride_data) }.for_each(buffer::mark_failed);
     }
     guarded((), || {
         // SAFETY: the host passes a place for such rows.
@@ -335,15 +327,13 @@ unsafe extern "C" fn copy_tensor_async(
         let (Some((source, target)), Some(from), Some(to)) = (streams, from, to) else { return false };
         // SAFETY: as above.
         let (src, dst) = unsafe { (&*src, &*dst) };
-        let Ok(regions) = buffer::copy_regions(from, src, to, dst) else { return false };
-        buffer::overwrites(to, dst);
+        buffer::before_copy_to(to, dst);
         let epoch = to.epoch();
-        let after = source.device.mark().map(|(point, _)| point);
-        let copied = target.submit("copying a tensor", |queue| buffer::submit_copy(queue, regions, after.as_ref()));
-        match copied {
+        let copied = buffer_calls::copy_between(from, src, to, dst);
+        match copied.map_err(|error| target.fail("copying a tensor", &error)).ok() {
             // The source's later work may overwrite the tensor.
             Some((Some(done), _)) => {
-                if !std::ptr::eq(source.device, target.device) {
+                if !std::ptr::eq(from.device, to.device) {
                     _ = source.submit("waiting for a copy", |queue| queue.wait(&done));
                 }
                 buffer::copy_lost(from, src, to, dst, epoch);
@@ -427,13 +417,13 @@ pub(crate) unsafe extern "C" fn event_free(_: *mut abi::Device, event: *mut Even
     if event.is_null() {
         return;
     }
-    // SAFETY: the host frees an event of the plug-in once; `event_new` made both boxes.
-    let both = unsafe {
-        let event = Box::from_raw(event);
-        let state = Box::from_raw(event.context.cast::<EventState>());
-        (event, state)
-    };
-    guarded((), || drop(both));
+    guarded((), || {
+        // SAFETY: the host frees an event of the plug-in once; `event_new` made both boxes.
+        unsafe {
+            let event = Box::from_raw(event);
+            drop(Box::from_raw(event.context.cast::<EventState>()));
+        }
+    });
 }
 
 pub(crate) unsafe extern "C" fn event_synchronize(_: *mut abi::Device, event: *mut Event) {
@@ -441,7 +431,7 @@ pub(crate) unsafe extern "C" fn event_synchronize(_: *mut abi::Device, event: *m
     let state = unsafe { event_state(event) };
     guarded((), || {
         // If it fails, so does the stream whose point it is, and the next graph of that stream reports it.
-        let point = lock(state).clone().filter(|_| !guard::is_forked());
+        let point = lock(state).clone();
         _ = point.map(|point| point.wait(None));
     });
 }

@@ -1,17 +1,18 @@
-//! Where the weights of a buffer came from, so that they can be loaded again after their server was lost: by digest from the
-//! server's disk, else from the file that the host read them from.
+//! Where uploads came from, so that they can be loaded again after their server was lost: by digest from the server's disk, else from
+//! the file that the host read them from, or a copy.
 
 use fanout::tensor::TensorDesc;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// An upload of weights.
 #[derive(Clone, Debug)]
-pub(crate) struct Weight {
+pub(crate) struct Upload {
     pub(crate) bytes: u64,
     /// BLAKE3 of the bytes.
     pub(crate) digest: [u8; 32],
@@ -34,14 +35,17 @@ enum Origin {
 }
 
 /// Limit of bytes that are kept as a copy: a vector of a model, such as a control vector.
-const MAX_COPY: usize = 128 << 10;
+const MAX_COPY: usize = 64 << 10;
 
 /// The uploads of a buffer, by the position of their first byte.
-pub(crate) type Weights = BTreeMap<u64, Weight>;
+pub(crate) type Uploads = BTreeMap<u64, Upload>;
 
 impl Origin {
     /// Where bytes come from that the host is about to upload.
     fn of(bytes: &[u8]) -> Origin {
+        if bytes.len() <= MAX_COPY {
+            return Origin::Copy(bytes.into());
+        }
         match mapped_file(bytes) {
             Some((path, offset)) => Origin::Mapped(path, offset),
             None => Origin::Open(open_models()),
@@ -49,36 +53,23 @@ impl Origin {
     }
 }
 
-impl Weight {
+impl Upload {
     /// Describes an upload of `bytes`.
-    pub(crate) fn new(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Weight {
-        Weight::with_origin(bytes, whole, name, Origin::of(bytes))
+    pub(crate) fn new(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Upload {
+        let digest = *blake3::hash(bytes).as_bytes();
+        Upload { bytes: bytes.len() as u64, digest, whole, name, origin: Origin::of(bytes) }
     }
 
-    fn with_origin(bytes: &[u8], whole: Option<TensorDesc>, name: String, origin: Origin) -> Weight {
-        Weight { bytes: bytes.len() as u64, digest: *blake3::hash(bytes).as_bytes(), whole, name, origin }
-    }
-
-    /// Describes a write of `bytes` that is no upload of weights; `None` if the bytes could not be found again.
-    pub(crate) fn of_write(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Option<Weight> {
-        let origin = match bytes.len() {
-            0..=MAX_COPY => Origin::Copy(bytes.into()),
-            _ => Origin::of(bytes),
-        };
-        let is_known = !matches!(&origin, Origin::Open(files) if files.is_empty());
-        is_known.then(|| Weight::with_origin(bytes, whole, name, origin))
-    }
-
-    /// The bytes, from the file of the upload, or from a model file that has a tensor with them.
-    pub(crate) fn read(&self, models: Option<&Path>) -> Result<Vec<u8>, String> {
-        let mut reasons = Vec::new();
+    /// The bytes, from where they came from, or from a model file that has a tensor with them.
+    pub(crate) fn read(&self, files: &mut ModelFiles) -> Result<Vec<u8>, String> {
         let known = match &self.origin {
             Origin::Mapped(path, offset) => vec![(path.clone(), *offset)],
-            Origin::Open(paths) => self.search(paths.iter().cloned()),
+            Origin::Open(paths) => self.find_in(paths, files),
             Origin::Copy(bytes) => return Ok(bytes.to_vec()),
         };
-        let in_folder = models.into_iter().flat_map(|folder| self.search(models_in(folder)));
-        for (path, offset) in known.into_iter().chain(in_folder) {
+        let mut reasons = Vec::new();
+        let in_folder = files.in_folder();
+        for (path, offset) in known.into_iter().chain(self.find_in(&in_folder, files)) {
             match read_range(&path, offset, self.bytes) {
                 Ok(bytes) if blake3::hash(&bytes).as_bytes() == &self.digest => return Ok(bytes),
                 Ok(_) => reasons.push(format!("{} has changed", path.display())),
@@ -92,26 +83,43 @@ impl Weight {
     }
 
     /// Places in model files that may have the bytes: tensors with the name and size.
-    fn search(&self, files: impl Iterator<Item = PathBuf>) -> Vec<(PathBuf, u64)> {
-        files.filter_map(|path| self.find_in(&path).map(|offset| (path, offset))).collect()
-    }
-
-    fn find_in(&self, path: &Path) -> Option<u64> {
-        let file = File::open(path).ok()?;
-        let len = file.metadata().ok()?.len();
-        let tensors = fanout::gguf::read_tensors(io::BufReader::new(file), len).ok()?;
-        let found = tensors.iter().find(|tensor| tensor.name == self.name)?;
-        (found.bytes.len() as u64 == self.bytes).then_some(found.bytes.start as u64)
+    fn find_in(&self, paths: &[PathBuf], files: &mut ModelFiles) -> Vec<(PathBuf, u64)> {
+        let place = |path: &PathBuf| {
+            let &(start, bytes) = files.tensors(path).get(&self.name)?;
+            (bytes == self.bytes).then(|| (path.clone(), start))
+        };
+        paths.iter().filter_map(place).collect()
     }
 }
 
-/// The model files of a folder.
-fn models_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| is_model(path))
+/// The model files of one restoring, each of which is parsed once.
+pub(crate) struct ModelFiles {
+    folder: Option<PathBuf>,
+    /// By file and tensor: position and bytes.
+    parsed: HashMap<PathBuf, HashMap<String, (u64, u64)>>,
 }
 
-fn is_model(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "gguf")
+impl ModelFiles {
+    /// Those of the folder, and those that an upload came from.
+    pub(crate) fn new(folder: Option<PathBuf>) -> ModelFiles {
+        ModelFiles { folder, parsed: HashMap::new() }
+    }
+
+    fn in_folder(&self) -> Vec<PathBuf> {
+        let entries = self.folder.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| is_model(path)).collect()
+    }
+
+    /// The tensors of a file; none if it is no model file.
+    fn tensors(&mut self, path: &Path) -> &HashMap<String, (u64, u64)> {
+        self.parsed.entry(path.to_owned()).or_insert_with(|| {
+            let tensors = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file))).ok();
+            let tensors =
+                tensors.and_then(|(len, file)| fanout::gguf::read_tensors(io::BufReader::new(file), len).ok());
+            let place = |bytes: &Range<usize>| (bytes.start as u64, bytes.len() as u64);
+            tensors.into_iter().flatten().map(|tensor| (tensor.name.clone(), place(&tensor.bytes))).collect()
+        })
+    }
 }
 
 /// The model files that the process has open. Hosts that do not map a model close it after loading.
@@ -119,6 +127,14 @@ fn open_models() -> Vec<PathBuf> {
     let descriptors = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let files = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
     files.filter(|path| is_model(path)).collect()
+}
+
+/// Whether a file begins as GGUF does: in stores by content, names tell nothing.
+fn is_model(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    // Opening another kind of file may wait.
+    let is_file = path.metadata().is_ok_and(|data| data.is_file());
+    is_file && File::open(path).and_then(|file| file.read_exact_at(&mut magic, 0)).is_ok() && magic == *b"GGUF"
 }
 
 fn read_range(path: &Path, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
@@ -163,21 +179,30 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_found_again_by_name_and_digest() {
-        let folder = std::env::temp_dir().join(format!("fanout-weights-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let data: Vec<u8> = (0..=255).collect();
-        let model = fanout::gguf::Writer::new().tensor_with_data("w", &[64], fanout::tensor::DType::F32, data.clone());
-        std::fs::write(folder.join("m.gguf"), model.to_bytes().unwrap()).unwrap();
-        let weight = Weight::new(&data, None, "w".to_owned());
-        assert_eq!(weight.read(Some(&folder)).as_deref(), Ok(&*data));
-        let other = Weight { digest: [0; 32], ..weight.clone() };
-        assert!(other.read(Some(&folder)).unwrap_err().ends_with("m.gguf has changed"));
-        assert!(weight.read(None).unwrap_err().contains("FANOUT_MODELS"));
-        let open = File::open(folder.join("m.gguf")).unwrap();
-        let read_from_file = Weight::new(&data, None, "w".to_owned());
+    fn uploads_are_found_again_by_name_and_digest() {
+        let folder = tempfile();
+        let data: Vec<u8> = (0..MAX_COPY + 4).map(|at| at as u8).collect();
+        let ne = [data.len() as u64 / 4];
+        let model = fanout::gguf::Writer::new().tensor_with_data("w", &ne, fanout::tensor::DType::F32, data.clone());
+        std::fs::write(folder.join("blob"), model.to_bytes().unwrap()).unwrap();
+        let read = |upload: &Upload, folder: Option<&PathBuf>| upload.read(&mut ModelFiles::new(folder.cloned()));
+        let upload = Upload::new(&data, None, "w".to_owned());
+        assert_eq!(read(&upload, Some(&folder)).as_deref(), Ok(&*data));
+        let other = Upload { digest: [0; 32], ..upload.clone() };
+        assert!(read(&other, Some(&folder)).unwrap_err().ends_with("blob has changed"));
+        assert!(read(&upload, None).unwrap_err().contains("FANOUT_MODELS"));
+        let open = File::open(folder.join("blob")).unwrap();
+        let from_file = Upload::new(&data, None, "w".to_owned());
         drop(open);
-        assert_eq!(read_from_file.read(None).as_deref(), Ok(&*data));
+        assert_eq!(read(&from_file, None).as_deref(), Ok(&*data));
+        let small = Upload::new(&data[..8], None, "v".to_owned());
+        assert_eq!(read(&small, None).as_deref(), Ok(&data[..8]));
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    fn tempfile() -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("fanout-uploads-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
     }
 }
