@@ -19,7 +19,7 @@ from servers import HERE, ROOT
 
 # Folders of the archive's vendor/llama.cpp that the tests use, and what the build of its programs needs beside them.
 SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models")
-BUILD = ("tools", "cmake", "ggml/cmake", "CMakeLists.txt", "LICENSE", "licenses", "ggml/CMakeLists.txt", "ggml/ggml.pc.in")
+BUILD = ("tools", "cmake", "scripts", "ggml/cmake", "CMakeLists.txt", "LICENSE", "licenses", "ggml/CMakeLists.txt", "ggml/ggml.pc.in")
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-rpc")
 # Further sources of a program, beside upstream/NAME.cpp.
 EXTRA = {

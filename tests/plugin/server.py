@@ -2,10 +2,10 @@
 """llama-server of llama.cpp 7.0 under the plug-in: its replies on two servers, and what it does when one of them is lost.
 
 scripts/plugin.sh server builds the programs and runs this file. A row starts llama-server with four slots on two servers, and a
-second one on the CPU, whose replies are the reference. First: four clients at once, and a slot that is saved and restored. Then
-a server is killed, stopped or cut off at a seeded token of the requests. Each of these must end in time, with the tokens of the
-reference as far as it goes and an error, or completely; llama-server must live; and after the server is back, every slot must give
-all its tokens again, idle slots after at most one error.
+second one on the CPU, whose replies are the reference. First: four clients at once, and a slot that is saved and restored. Then a
+server is killed, stopped or cut off at a seeded token of the requests. Each request must end in time, with the reference's tokens
+as far as it goes. llama-server must live. Once the server is back, every slot must give all its tokens again, idle slots after at
+most one error.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,7 @@ SETUPS = (
     Setup(Model("f32")),
     Setup(Model("f32"), with_keys=True),
     Setup(Model("f32"), ("-fa", "off", "--kv-unified")),  # slots that are idle move to the prompt cache
-    Setup(Model("f32", "qwen3moe"), ("--n-cpu-moe", "1")),
+    Setup(Model("f32", "qwen3"), ("-ot", "ffn_up=CPU,ffn_down=CPU")),  # parts of each layer run on the CPU
     Setup(Model("f32", "gemma3")),  # a sliding window: states are saved at checkpoints of prompts
     Setup(Model("f32", "mamba2")),
 )
@@ -119,7 +119,7 @@ class Llama(Server):
     def __init__(self, program: Path, model: Path, options: tuple[str, ...], env: dict[str, str]):
         self.port = free_port()
         argv = ["env", *(f"{name}={value}" for name, value in env.items()), str(program), "-m", str(model), *options]
-        argv += ["--port", str(self.port), "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", "1", "--no-webui", "--fit", "off", "-lv", "4"]
+        argv += ["--port", str(self.port), "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", "1", "--fit", "off", "-lv", "4"]
         super().__init__(argv, f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> "Llama":
@@ -139,9 +139,6 @@ class Llama(Server):
             return reply.status, json.loads(reply.read())
         except (OSError, http.client.HTTPException) as e:
             raise Wrong(f"{path}: {e!r}; {self.end()}") from None
-
-    def request(self, prompt: list[int], slot: int, count: int = TOKENS) -> Request:
-        return Request(self.port, prompt, slot, count)
 
     def slot(self, action: str, slot: int, name: str) -> bool:
         return self.http("POST", f"/slots/{slot}?action={action}", {"filename": name})[0] == 200
@@ -167,6 +164,8 @@ class Counts:
     right: int = 0
     errors: int = 0
     ties: int = 0
+    aborts: int = 0
+    wrong: int = 0
     slowest_s: float = 0.0
     history: list[str] = field(default_factory=list)
 
@@ -174,14 +173,14 @@ class Counts:
 class Row:
     """llama-server on two servers, and what it must reply."""
 
-    def __init__(self, pair: Pair, llama: Llama, cpu: Llama, chance: random.Random):
-        self.pair, self.llama, self.cpu, self.chance, self.counts = pair, llama, cpu, chance, Counts()
+    def __init__(self, pair: Pair, llama: Llama, cpu: Llama, chance: random.Random, counts: Counts):
+        self.pair, self.llama, self.cpu, self.chance, self.counts = pair, llama, cpu, chance, counts
         self.prompts = [chance.sample(WORDS, chance.randrange(8, 100)) for _ in range(3 * SLOTS)]
         self.chains = [self.reference(prompt) for prompt in self.prompts]
         self.at = list(range(SLOTS))  # the prompt of each slot
 
     def reference(self, prompt: list[int]) -> list[int]:
-        request = self.cpu.request(prompt, 0, 2 * TOKENS)
+        request = Request(self.cpu.port, prompt, 0, 2 * TOKENS)
         request.end()
         if request.error:
             raise Wrong(f"on the CPU: {request.error}")
@@ -198,7 +197,7 @@ class Row:
         """Waits for the end of a request and compares its tokens. True if it has succeeded."""
         since = time.monotonic() if since is None else since
         took = request.end() - since
-        self.counts.history.append(f"{name} {request.slot}: {len(request.tokens)} tokens{request.error and ', ' + request.error}")
+        self.counts.history.append(f"{name} {request.slot}: {len(request.tokens)} tokens {request.error}")
         if not self.llama.alive() or request.error.startswith("no HTTP error"):
             raise Wrong(f"{request.error}; {self.llama.end()}")
         if request.error and took > limit_s:
@@ -206,6 +205,7 @@ class Row:
         for at, (got, wanted) in enumerate(zip(request.tokens, want, strict=False)):
             if got != wanted:
                 if not self.near_tie(request.prompt + want[:at], got, wanted):
+                    self.counts.wrong += 1
                     raise Wrong(f"{name}: other tokens: {request.tokens}, not {want}")
                 self.counts.ties += 1
                 break
@@ -214,7 +214,7 @@ class Row:
         return not request.error
 
     def start(self, slot: int) -> Request:
-        return self.llama.request(self.prompts[self.at[slot]], slot)
+        return Request(self.llama.port, self.prompts[self.at[slot]], slot, TOKENS)
 
     def want(self, slot: int) -> list[int]:
         return self.chains[self.at[slot]][:TOKENS]
@@ -227,15 +227,16 @@ class Row:
         requests = [self.start(slot) for slot in range(SLOTS)]
         for slot, request in enumerate(requests):
             self.expect("a request", self.judge("at once", request, self.want(slot)))
-        if (got := self.restored(self.llama)) != (want := self.restored(self.cpu)):
+        got, want = self.restored(self.llama), self.restored(self.cpu)
+        if got != want and not self.counts.ties:
             raise Wrong(f"{got} tokens of the restored slot were used, on the CPU {want}")
 
     def restored(self, llama: Llama) -> int:
-        """Saves a slot, uses it for another prompt, restores it, and goes on. Returns how many tokens were not evaluated again."""
+        """Saves a slot, uses it otherwise, restores it, and goes on. Returns how many tokens were not evaluated again."""
         prompt, chain = self.prompts[self.at[0]], self.chains[self.at[0]]
-        steps = ((prompt, chain, "save"), (self.prompts[SLOTS], self.chains[SLOTS], "restore"), (prompt + chain[:TOKENS], chain[TOKENS:], ""))
-        for text, want, action in steps:
-            request = llama.request(text, 0)
+        other = (self.prompts[SLOTS], self.chains[SLOTS], "restore")
+        for text, want, action in ((prompt, chain, "save"), other, (prompt + chain[:TOKENS], chain[TOKENS:], "")):
+            request = Request(llama.port, text, 0, TOKENS)
             self.expect("a request", self.judge(action or "restored", request, want))
             self.expect(action, not action or llama.slot(action, 0, "first"))
         return request.cached
@@ -244,6 +245,7 @@ class Row:
         """A loss at a seeded token, requests while the server is away, and the recovery."""
         chance, which = self.chance, self.chance.randrange(2)
         kept = chance.randrange(SLOTS) if chance.random() < 0.5 else None
+        before = list(self.at)
         if kept is not None:
             # The slot may have failed before, so that it is empty.
             self.until_right(kept)
@@ -252,7 +254,6 @@ class Row:
         for slot in running:
             if chance.random() < 0.3:
                 self.at[slot] = chance.randrange(len(self.prompts))
-        before = list(self.at)
         requests = [self.start(slot) for slot in running]
         requests[0].wait(chance.randrange(TOKENS - 4))  # after no token: while it evaluates the prompt
         self.counts.losses += 1
@@ -261,27 +262,27 @@ class Row:
         lost_at, limit = time.monotonic(), FAIL_S + (TIMEOUT_S if how == "stop" else 0)
         for request in requests:
             self.judge("running", request, self.want(request.slot), limit, lost_at)
+        lost = None
         if how != "cut":
             for _ in range(chance.randrange(3)):
                 slot = chance.randrange(SLOTS)
                 begin = time.monotonic()
                 if self.judge("away", self.start(slot), self.want(slot), limit, begin):
                     raise Wrong("a reply without a server")
-            if chance.random() < 0.3:
-                self.llama.slot("save", chance.randrange(SLOTS), "lost")
-                self.counts.history.append("save, of what is lost")
+            if chance.random() < 0.5 and self.llama.slot("save", slot := chance.randrange(SLOTS), "lost"):
+                lost = slot
         self.pair.bring_back(which, how)
         order = chance.sample(range(SLOTS), SLOTS)
         self.until_right(order[0])
-        for slot in order[1:]:
+        if lost is not None:
+            self.counts.history.append(f"restore of what was lost: {self.llama.slot('restore', lost, 'lost')}")
+        for slot in [*order[1:], *([] if lost is None else [lost])]:
             if not self.judge("idle", self.start(slot), self.want(slot)):
                 self.expect("a second request after the server was back", self.judge("idle", self.start(slot), self.want(slot)))
         if kept is not None:
             self.expect("restore", self.llama.slot("restore", kept, "kept"))
-            request = self.llama.request(self.prompts[before[kept]], kept)
-            if self.at[kept] == before[kept]:
-                self.expect("a restored slot", self.judge("kept", request, self.want(kept)))
-            request.end()
+            self.at[kept] = before[kept]
+            self.expect("a restored slot", self.judge("kept", self.start(kept), self.want(kept)))
 
     def until_right(self, slot: int) -> None:
         """Repeats the request of a slot until it succeeds."""
@@ -293,43 +294,35 @@ class Row:
         self.counts.slowest_s = max(self.counts.slowest_s, time.monotonic() - begin)
 
 
-def row(programs: Programs, setup: Setup, losses: int, seed: int) -> tuple[Counts, str]:
-    """Runs a row. Returns its counts, and what is wrong."""
-    chance = random.Random(f"{seed} {setup}")
+def row(programs: Programs, setup: Setup, losses: int, seed: int) -> tuple[Counts, bool]:
+    """Runs a row. Returns its counts, and whether it has passed."""
+    begin, chance = time.monotonic(), random.Random(f"{seed} {setup}")
     program, model = programs.hosts["7"], setup.model.ensure(programs.models)
     counts, problem = Counts(), ""
     with Pair(programs, setup.with_keys) as pair:
-        devices = pair.devices()
+        devices, saved = pair.devices(), ("--slot-save-path", str(programs.scratch))
         env = {**devices.env, "GGML_BACKEND_PATH": str(programs.plugin), "GGML_NO_BACKTRACE": "1"}
-        options = ("-ngl", "99", "--device", ",".join(devices.names), "-sm", "layer", "-ts", "1,2", *setup.options)
-        saved = ("--slot-save-path", str(programs.scratch))
+        options = ("-ngl", "99", "--device", ",".join(devices.names), "-sm", "layer", "-ts", "1,2", *setup.options, *saved)
         reference = Llama(program, model, ("--device", "none", *saved), {})
-        with Llama(program, model, (*options, *saved), env) as llama, reference as cpu:
+        with Llama(program, model, options, env) as llama, reference as cpu:
             try:
                 if missing := [name for name in devices.names if f"{name} model buffer size" not in llama.log]:
                     raise Wrong(f"no weights on {', '.join(missing)}")
-                test = Row(pair, llama, cpu, chance)
-                counts = test.counts
+                test = Row(pair, llama, cpu, chance, counts)
                 test.without_losses()
                 for loss in range(losses):
                     counts.history.clear()
                     test.loss(KINDS[loss % len(KINDS)])
                 llama.stop()
             except Wrong as e:
+                counts.aborts += not llama.alive()
                 problem = f"loss {counts.losses}: {e}\n    {'; '.join(counts.history)}"
-    return counts, problem
-
-
-def timed(test: Callable[[], tuple[Counts, str]], name: str) -> tuple[Counts, bool]:
-    begin = time.monotonic()
-    counts, problem = test()
-    verdict = "FAIL" if problem else "ok"
     print(
-        f"{verdict:4}  {name:46} {counts.losses:4} losses {counts.right:5} right {counts.errors:5} errors {counts.ties:3} ties"
-        f"  back after {counts.slowest_s:4.1f} s {time.monotonic() - begin:6.1f} s  {problem}",
+        f"{'FAIL' if problem else 'ok':4}  {setup!s:46} {counts.losses:4} losses {counts.right:5} right {counts.errors:5} errors"
+        f" {counts.ties:3} ties  back after {counts.slowest_s:4.1f} s {time.monotonic() - begin:6.1f} s  {problem}",
         flush=True,
     )
-    return counts, bool(problem)
+    return counts, not problem
 
 
 def main() -> None:
@@ -345,13 +338,11 @@ def main() -> None:
     setups = [setup for setup in SETUPS if a.only in str(setup)]
     with tempfile.TemporaryDirectory(prefix="fanout-server-") as scratch:
         programs = Programs(a.plugin, a.server, {"7": a.llama_server}, "", Path(), a.models, Path(scratch))
-        results = [
-            timed(lambda s=setup, n=at: row(programs, s, (a.losses + n) // len(setups), a.seed), str(setup))
-            for at, setup in enumerate(setups)
-        ]
-    failed = sum(bad for _, bad in results)
-    print(f"{sum(counts.losses for counts, _ in results)} losses; {len(results) - failed} passed, {failed} failed")
-    if failed or not results:
+        results = [row(programs, setup, (a.losses + at) // len(setups), a.seed) for at, setup in enumerate(setups)]
+    losses, aborts, wrong = (sum(getattr(counts, name) for counts, _ in results) for name in ("losses", "aborts", "wrong"))
+    passed = sum(ok for _, ok in results)
+    print(f"{losses} losses, {aborts} aborts, {wrong} wrong texts; {passed} passed, {len(results) - passed} failed")
+    if passed < len(results) or not results:
         sys.exit(1)
 
 
