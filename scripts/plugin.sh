@@ -115,13 +115,13 @@ if [[ $mode == server ]]; then
         --models "$built" "${options[@]}"
 fi
 
-# Compiles host$1, of the sources in folder $2 and the libraries in folder $3; and compares the layout with version $4 of the
-# interface.
+# Compiles host$1, of the sources in folder $2 and the libraries in folder $3; and compares the layout with version $4 of
+# ggml.
 host() {
     local includes=(-I "$2/include" -I "$2/ggml/include" -I "$2/ggml/src")
     cc -O1 -w "${includes[@]}" tests/plugin/layout.c -o "$built/layout$1"
-    "$built/layout$1" | diff "tests/plugin/layout-v$4.txt" - >&2 || {
-        echo "plugin.sh: the headers of $1 differ from tests/plugin/layout-v$4.txt" >&2
+    "$built/layout$1" | diff "tests/plugin/layout-$4.txt" - >&2 || {
+        echo "plugin.sh: the headers of $1 differ from tests/plugin/layout-$4.txt" >&2
         exit 1
     }
     if [[ ! $built/host$1 -nt tests/plugin/host.cpp || ! $built/host$1 -nt $3/libllama.so ]]; then
@@ -133,7 +133,7 @@ for version in "${versions[@]}"; do
     if [[ $version == 7 ]]; then
         sources=$(sources7)
         libraries=$("$python" -c 'import llama_cpp, pathlib; print(pathlib.Path(llama_cpp.__file__).parent / "lib")' | tail -n 1)
-        host 7 "$sources" "$libraries" 2
+        host 7 "$sources" "$libraries" 0.25.3
     else
         manifest=$(cargo metadata --format-version 1 --locked --manifest-path tests/interop8/Cargo.toml |
             "$python" -c 'import json, sys; print(*(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"] == "llama-cpp-sys-4"))')
@@ -142,7 +142,7 @@ for version in "${versions[@]}"; do
             libraries8=$built/llama8/bin
             llama "$sources" "$built/llama8" llama LLAMA_BUILD_{TOOLS,SERVER,COMMON}
         fi
-        host 8 "$sources" "$libraries8" 3
+        host 8 "$sources" "$libraries8" 0.28.0
     fi
 done
 cc -shared -fPIC tests/plugin/stub.c -o "$built/libstub.so"

@@ -1,7 +1,6 @@
-//! Buffers: memory of a device, and the host's accesses to it. Accesses are synchronous for the host, so a device orders them by
-//! one queue; streams wait for its last transfer.
+//! Buffers: memory of a device, and the host's accesses to it.
 
-use crate::abi::{Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
+use crate::abi::{self, Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
 use crate::buffer_calls;
 use crate::device::Device;
 use crate::guard::lock;
@@ -10,6 +9,7 @@ use crate::lost_ranges::LostRanges;
 use crate::outputs::Outputs;
 use crate::reservation::AddressRange;
 use crate::server::RestoredBuffer;
+use crate::support;
 use crate::weights::{Weight, Weights};
 use fanout::device::{CopyOutcome, DeviceError, Queue, Region, TimelinePoint};
 use std::collections::HashSet;
@@ -35,7 +35,8 @@ pub(crate) struct BufferState {
     usage: AtomicI32,
     /// Copies of outputs of the last run.
     pub(crate) outputs: Mutex<Outputs>,
-    /// Of a device of a server: the weights, for loading them again.
+    /// Of a device of a server: the weights, and what else the host wrote and no graph has overwritten, such as adapters, for
+    /// loading them again.
     weights: Mutex<Weights>,
     lost: Mutex<Lost>,
     /// The first write that the device refused, or a weight that is gone. The host is not told of it, so graphs that use the
@@ -163,6 +164,13 @@ impl BufferState {
         weights.insert(position, weight);
     }
 
+    /// Forgets uploads of which any part is overwritten.
+    pub(crate) fn forget(&self, range: &Range<u64>) {
+        if self.device.is_remote() {
+            lock(&self.weights).retain(|&start, known| start >= range.end || start + known.bytes <= range.start);
+        }
+    }
+
     /// The weights, for loading them again.
     pub(crate) fn weights(&self) -> Weights {
         lock(&self.weights).clone()
@@ -243,7 +251,6 @@ impl BufferState {
     }
 
     pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
-        self.device.close_transfers(error);
         let reason = self.device.describe_failure(what, error);
         self.device.latch(reason.clone());
         self.device.failures.log(reason);
@@ -273,6 +280,7 @@ pub(crate) fn write(
     let epoch = state.epoch();
     let region = state.memory().subregion(range.start, bytes.len() as u64)?;
     if !ANY_LOST.load(Ordering::Relaxed) {
+        remember_write(state, tensor, &range, bytes);
         return upload(region, bytes);
     }
     // Integers are no content of caches, and may be -1.
@@ -280,8 +288,10 @@ pub(crate) fn write(
     let from = range.start.wrapping_sub(state.position(tensor, 0)) as usize;
     let lost = dtype.map_or_else(Vec::new, |dtype| lost_runs(bytes, from, dtype.block_bytes()));
     if lost.is_empty() {
+        remember_write(state, tensor, &range, bytes);
         upload(region, bytes)?;
     } else {
+        state.forget(&range);
         let mut zeroed = bytes.to_vec();
         lost.iter().for_each(|run| zeroed[run.clone()].fill(0));
         upload(region, &zeroed)?;
@@ -289,6 +299,25 @@ pub(crate) fn write(
     state.mark_valid(epoch, range.clone());
     lost.into_iter().for_each(|run| state.mark_lost(range.start + run.start as u64..range.start + run.end as u64));
     Ok(())
+}
+
+/// Remembers what the host writes to memory beyond one run, such as adapters: a whole tensor that can be found again.
+fn remember_write(state: &BufferState, tensor: &Tensor, range: &Range<u64>, bytes: &[u8]) {
+    if !state.device.is_remote() || state.is_computed() {
+        return;
+    }
+    state.forget(range);
+    // SAFETY: a tensor of the host.
+    let is_whole =
+        unsafe { host::get().tensor_bytes(tensor) } == bytes.len() && range.start == state.position(tensor, 0);
+    let weight = is_whole.then(|| {
+        // SAFETY: as above.
+        let name = unsafe { abi::name_of(tensor) };
+        Weight::of_write(bytes, support::describe(tensor), name)
+    });
+    if let Some(weight) = weight.flatten() {
+        state.remember(range.start, weight);
+    }
 }
 
 /// Runs of elements or blocks of `element` bytes that a failed or lost read has delivered. `from` is the position of the first byte
@@ -338,6 +367,14 @@ pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst:
     for part in lost.within(&(source..source + bytes)) {
         to.mark_lost(part.start - source + target..part.end - source + target);
     }
+}
+
+/// Before a tensor is overwritten by a copy.
+pub(crate) fn overwrites(to: &BufferState, dst: &Tensor) {
+    to.changes();
+    let start = to.position(dst, 0);
+    // SAFETY: a tensor of the host.
+    to.forget(&(start..start + unsafe { host::get().tensor_bytes(dst) } as u64));
 }
 
 /// The regions of a copy: of the source, and of the target.

@@ -4,7 +4,7 @@ use crate::abi::tables::BufferTypeCallbacks;
 use crate::abi::{self, BufferType, DEVICE_TYPE_GPU, DeviceCaps, DeviceProps, DeviceTable, Event, Tensor, v2, v3};
 use crate::buffer::BufferState;
 use crate::buffer_calls;
-use crate::guard::{FailureLog, guarded, lock};
+use crate::guard::{FailureLog, guarded, is_forked, lock};
 use crate::host::{self, Interface, Shared};
 use crate::program_cache::ProgramCache;
 use crate::server::{DiskLoads, Restored, Server};
@@ -26,8 +26,7 @@ pub(crate) struct Device {
     server: Option<&'static Server>,
     buffers: Mutex<Vec<Weak<BufferState>>>,
     pub(crate) budget: Arc<MemoryBudget>,
-    /// The queue of transfers that the host orders by waiting, and not by a stream.
-    transfers: Mutex<Transfers>,
+    queue: Mutex<SharedQueue>,
     pub(crate) programs: Mutex<ProgramCache>,
     support: SupportCache,
     pub(crate) disk: DiskLoads,
@@ -51,15 +50,42 @@ struct Link {
     lost: Option<DeviceError>,
 }
 
+/// The queue of a device, for its streams and for the host's synchronous accesses alike: a run that waited for transfers on another
+/// queue would cost a switch of threads for each token.
 #[derive(Default)]
-struct Transfers {
+struct SharedQueue {
     /// Of the link that `queue` belongs to.
     generation: u64,
+    /// Counts the queues.
+    number: u64,
     queue: Option<Box<dyn Queue>>,
-    /// Whether there were transfers after `last`.
-    marked: bool,
-    /// A point after transfers.
-    last: Option<TimelinePoint>,
+    /// Pieces of work that were submitted to all queues, and how many of them are known to be done.
+    submitted: u64,
+    done: u64,
+    weights: WeightUploads,
+}
+
+impl SharedQueue {
+    fn close(&mut self) {
+        (self.queue, self.number, self.weights) = (None, self.number + 1, WeightUploads::None);
+    }
+}
+
+/// The uploads of weights to a queue. Should it fail, weights that have arrived are not lost.
+#[derive(Default)]
+enum WeightUploads {
+    #[default]
+    None,
+    /// The last work is such an upload.
+    Last,
+    Before(TimelinePoint),
+}
+
+/// A piece of work, and the queue that it was submitted to.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket {
+    queue: u64,
+    work: u64,
 }
 
 /// Whether an error is the caller's mistake, which does not stick to a queue.
@@ -92,7 +118,7 @@ impl Device {
             server,
             buffers: Mutex::default(),
             budget: MemoryBudget::new(u64::MAX),
-            transfers: Mutex::default(),
+            queue: Mutex::default(),
             programs: Mutex::default(),
             support: SupportCache::default(),
             disk: DiskLoads::default(),
@@ -151,8 +177,13 @@ impl Device {
     /// fanout's device, with its generation.
     ///
     /// # Errors
-    /// Its server is lost.
+    /// Its server is lost, or the process was forked.
     pub(crate) fn fanout(&self) -> Result<(Arc<dyn FanoutDevice>, u64), DeviceError> {
+        if is_forked() {
+            return Err(DeviceError::Misuse(
+                "the process was forked after the plug-in was loaded: load it in the new process",
+            ));
+        }
         let link = self.link.read().unwrap_or_else(PoisonError::into_inner);
         match &link.lost {
             None => Ok((Arc::clone(&link.fanout), link.generation)),
@@ -194,7 +225,7 @@ impl Device {
 
     /// Installs the device and the memory of a server that is back.
     pub(crate) fn install(&self, restored: Restored) {
-        *lock(&self.transfers) = Transfers::default();
+        lock(&self.queue).close();
         lock(&self.programs).clear();
         for (buffer, memory) in restored.buffers {
             buffer.install(memory);
@@ -214,49 +245,92 @@ impl Device {
         buffers.push(Arc::downgrade(buffer));
     }
 
-    /// Runs a transfer on the queue of transfers. After a failure the next transfer opens another queue.
-    pub(crate) fn transfer<T>(
+    /// Submits work to the queue, which the first work opens. After a failure the next work opens another queue.
+    pub(crate) fn submit<T>(
         &self,
         submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
+    ) -> Result<(T, Ticket), DeviceError> {
+        self.submit_work(false, submit)
+    }
+
+    /// Submits an upload of weights to the queue.
+    pub(crate) fn submit_weights(
+        &self,
+        submit: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.submit_work(true, submit).map(|_| ())
+    }
+
+    fn submit_work<T>(
+        &self,
+        weights: bool,
+        submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
+    ) -> Result<(T, Ticket), DeviceError> {
         let (fanout, generation) = self.fanout()?;
-        let mut transfers = lock(&self.transfers);
-        if transfers.generation != generation {
-            *transfers = Transfers { generation, ..Transfers::default() };
+        let mut guard = lock(&self.queue);
+        let shared = &mut *guard;
+        if shared.generation != generation {
+            shared.close();
+            shared.generation = generation;
         }
-        let opened = match &mut transfers.queue {
+        let opened = match &mut shared.queue {
             Some(queue) => Ok(queue),
             closed => fanout.queue(&self.budget).map(|queue| closed.insert(queue)),
         };
-        match opened.and_then(|queue| submit(&mut **queue)) {
-            Ok(done) => {
-                transfers.marked = false;
-                Ok(done)
+        let submitted = opened.and_then(|queue| {
+            match (weights, &shared.weights) {
+                (true, _) => shared.weights = WeightUploads::Last,
+                (false, WeightUploads::Last) => shared.weights = WeightUploads::Before(queue.mark()),
+                (false, _) => {}
             }
-            Err(error) if is_mistake(&error) => Err(error),
+            submit(&mut **queue)
+        });
+        match submitted {
+            Ok(value) => {
+                shared.submitted += 1;
+                Ok((value, Ticket { queue: shared.number, work: shared.submitted }))
+            }
             Err(error) => {
-                *transfers = Transfers::default();
-                drop(transfers);
-                self.queue_failed(generation, &error, true);
+                let number = shared.number;
+                drop(guard);
+                self.close_queue(number, &error);
                 Err(error)
             }
         }
     }
 
-    /// Keeps a failure for the next graph.
-    pub(crate) fn latch(&self, reason: String) {
-        lock(&self.latched).get_or_insert(reason);
+    /// Handles the result of waiting for work: all that was submitted before it is done, too, or its queue has failed.
+    pub(crate) fn waited<T>(&self, ticket: Ticket, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        match &result {
+            Ok(_) => {
+                let mut shared = lock(&self.queue);
+                if shared.number == ticket.queue {
+                    shared.done = shared.done.max(ticket.work);
+                }
+            }
+            Err(error) => self.close_queue(ticket.queue, error),
+        }
+        result
     }
 
-    /// The failure that was kept, if any.
-    pub(crate) fn take_latched(&self) -> Option<String> {
-        lock(&self.latched).take()
-    }
-
-    /// Handles the failure of a queue. What was submitted to it may not have run, so all memory that it writes counts as lost: with
-    /// `weights`, as the queue of transfers does, that of weights, too. The memory of a lost server counts as lost when the server
-    /// is back.
-    pub(crate) fn queue_failed(&self, generation: u64, error: &DeviceError, weights: bool) {
+    /// Closes a queue that has failed, unless another one has been opened since. What was submitted to it may not have run, so all memory that it writes counts as lost. The
+    /// memory of a lost server counts as lost when the server is back.
+    fn close_queue(&self, number: u64, error: &DeviceError) {
+        if is_mistake(error) {
+            return;
+        }
+        let mut shared = lock(&self.queue);
+        if shared.number != number {
+            return;
+        }
+        let generation = shared.generation;
+        let weights = match &shared.weights {
+            WeightUploads::None => false,
+            WeightUploads::Last => true,
+            WeightUploads::Before(point) => !matches!(point.poll(), Ok(true)),
+        };
+        shared.close();
+        drop(shared);
         if matches!(error, DeviceError::ConnectionLost { .. }) {
             return self.report_loss(generation, error);
         }
@@ -267,29 +341,25 @@ impl Device {
         }
     }
 
-    /// Closes the queue of transfers, after a wait for one of them has failed.
-    pub(crate) fn close_transfers(&self, error: &DeviceError) {
-        if is_mistake(error) {
-            return;
+    /// A point after all work that was submitted so far; `None` if all of it is done.
+    pub(crate) fn mark(&self) -> Option<(TimelinePoint, Ticket)> {
+        if is_forked() {
+            return None;
         }
-        let mut transfers = lock(&self.transfers);
-        let generation = transfers.generation;
-        *transfers = Transfers::default();
-        drop(transfers);
-        self.queue_failed(generation, error, true);
+        let mut guard = lock(&self.queue);
+        let shared = &mut *guard;
+        let queue = shared.queue.as_mut().filter(|_| shared.done != shared.submitted)?;
+        Some((queue.mark(), Ticket { queue: shared.number, work: shared.submitted }))
     }
 
-    /// A point after all transfers. Streams wait for it before they use memory; `None` if there were none.
-    pub(crate) fn last_transfer(&self) -> Option<TimelinePoint> {
-        let mut guard = lock(&self.transfers);
-        let transfers = &mut *guard;
-        if !transfers.marked
-            && let Some(queue) = &mut transfers.queue
-        {
-            transfers.last = Some(queue.mark());
-            transfers.marked = true;
-        }
-        transfers.last.clone()
+    /// Keeps a failure for the next graph.
+    pub(crate) fn latch(&self, reason: String) {
+        lock(&self.latched).get_or_insert(reason);
+    }
+
+    /// The failure that was kept, if any.
+    pub(crate) fn take_latched(&self) -> Option<String> {
+        lock(&self.latched).take()
     }
 
     fn query_memory(&self) -> Result<MemoryInfo, DeviceError> {

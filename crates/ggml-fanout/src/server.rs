@@ -6,8 +6,8 @@
 
 use crate::buffer::BufferState;
 use crate::device::Device;
-use crate::guard::{guarded, lock};
-use crate::host::{LogLevel, log};
+use crate::guard::{caught, lock};
+use crate::host_log::{LogLevel, log};
 use crate::registry;
 use crate::weights::Weight;
 use fanout::device::{Device as FanoutDevice, DeviceError, LoadOutcome, Queue, Region, TensorDigest, UploadSource};
@@ -73,7 +73,7 @@ impl Server {
     }
 
     fn recover_guarded(&self) {
-        if !guarded(false, || {
+        if !caught(false, || {
             self.recover();
             true
         }) {
@@ -136,17 +136,16 @@ impl Server {
         let mut queue = fanout.queue(&device.budget)?;
         let (mut missing, mut filled) = (None, Vec::new());
         for (position, weight) in buffer.weights() {
-            filled.push((position..position + weight.bytes, weight.digest));
             let region = memory.subregion(position, weight.bytes)?;
-            if load_from_disk(&mut *queue, &region, &weight)? {
-                continue;
-            }
-            match weight.read(self.models.as_deref()) {
-                Ok(bytes) => queue.upload(region, weight.whole.as_ref(), UploadSource::Borrowed(&bytes))?,
-                Err(reason) => {
-                    missing.get_or_insert(reason);
+            if !load_from_disk(&mut *queue, &region, &weight)? {
+                match weight.read(self.models.as_deref()) {
+                    Ok(bytes) => queue.upload(region, weight.whole.as_ref(), UploadSource::Borrowed(&bytes))?,
+                    // What is no weight stays lost: the host may never need it again.
+                    Err(_) if !buffer.holds_weights() => continue,
+                    Err(reason) => _ = missing.get_or_insert(reason),
                 }
             }
+            filled.push((position..position + weight.bytes, weight.digest));
         }
         queue.mark().wait(None)?;
         Ok(RestoredBuffer { memory, filled, missing })

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// An upload of weights.
 #[derive(Clone, Debug)]
@@ -18,25 +19,66 @@ pub(crate) struct Weight {
     pub(crate) whole: Option<TensorDesc>,
     /// The tensor's name.
     pub(crate) name: String,
-    /// Where the bytes lay in a file when they were uploaded.
-    file: Option<(PathBuf, u64)>,
+    /// Where the bytes came from, as far as the process shows it.
+    origin: Origin,
 }
+
+#[derive(Clone, Debug)]
+enum Origin {
+    /// A mapped file, and the offset in it.
+    Mapped(PathBuf, u64),
+    /// Model files that the process had open: it read one of them.
+    Open(Vec<PathBuf>),
+    /// The bytes themselves, if they are few.
+    Copy(Arc<[u8]>),
+}
+
+/// Limit of bytes that are kept as a copy: a vector of a model, such as a control vector.
+const MAX_COPY: usize = 128 << 10;
 
 /// The uploads of a buffer, by the position of their first byte.
 pub(crate) type Weights = BTreeMap<u64, Weight>;
 
+impl Origin {
+    /// Where bytes come from that the host is about to upload.
+    fn of(bytes: &[u8]) -> Origin {
+        match mapped_file(bytes) {
+            Some((path, offset)) => Origin::Mapped(path, offset),
+            None => Origin::Open(open_models()),
+        }
+    }
+}
+
 impl Weight {
     /// Describes an upload of `bytes`.
     pub(crate) fn new(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Weight {
-        let digest = *blake3::hash(bytes).as_bytes();
-        Weight { bytes: bytes.len() as u64, digest, whole, name, file: mapped_file(bytes) }
+        Weight::with_origin(bytes, whole, name, Origin::of(bytes))
+    }
+
+    fn with_origin(bytes: &[u8], whole: Option<TensorDesc>, name: String, origin: Origin) -> Weight {
+        Weight { bytes: bytes.len() as u64, digest: *blake3::hash(bytes).as_bytes(), whole, name, origin }
+    }
+
+    /// Describes a write of `bytes` that is no upload of weights; `None` if the bytes could not be found again.
+    pub(crate) fn of_write(bytes: &[u8], whole: Option<TensorDesc>, name: String) -> Option<Weight> {
+        let origin = match bytes.len() {
+            0..=MAX_COPY => Origin::Copy(bytes.into()),
+            _ => Origin::of(bytes),
+        };
+        let is_known = !matches!(&origin, Origin::Open(files) if files.is_empty());
+        is_known.then(|| Weight::with_origin(bytes, whole, name, origin))
     }
 
     /// The bytes, from the file of the upload, or from a model file that has a tensor with them.
     pub(crate) fn read(&self, models: Option<&Path>) -> Result<Vec<u8>, String> {
         let mut reasons = Vec::new();
-        for (path, offset) in self.file.iter().cloned().chain(models.into_iter().flat_map(|folder| self.search(folder)))
-        {
+        let known = match &self.origin {
+            Origin::Mapped(path, offset) => vec![(path.clone(), *offset)],
+            Origin::Open(paths) => self.search(paths.iter().cloned()),
+            Origin::Copy(bytes) => return Ok(bytes.to_vec()),
+        };
+        let in_folder = models.into_iter().flat_map(|folder| self.search(models_in(folder)));
+        for (path, offset) in known.into_iter().chain(in_folder) {
             match read_range(&path, offset, self.bytes) {
                 Ok(bytes) if blake3::hash(&bytes).as_bytes() == &self.digest => return Ok(bytes),
                 Ok(_) => reasons.push(format!("{} has changed", path.display())),
@@ -44,16 +86,14 @@ impl Weight {
             }
         }
         if reasons.is_empty() {
-            reasons.push("the host did not map its file; FANOUT_MODELS=FOLDER names a folder with it".to_owned());
+            reasons.push("its file is unknown; FANOUT_MODELS=FOLDER names a folder with it".to_owned());
         }
         Err(format!("{}: {}", self.name, reasons.join("; ")))
     }
 
-    /// Places in the model files of a folder that may have the bytes: tensors with the name and size.
-    fn search(&self, folder: &Path) -> Vec<(PathBuf, u64)> {
-        let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-        let models = files.filter(|path| path.extension().is_some_and(|end| end == "gguf"));
-        models.filter_map(|path| self.find_in(&path).map(|offset| (path, offset))).collect()
+    /// Places in model files that may have the bytes: tensors with the name and size.
+    fn search(&self, files: impl Iterator<Item = PathBuf>) -> Vec<(PathBuf, u64)> {
+        files.filter_map(|path| self.find_in(&path).map(|offset| (path, offset))).collect()
     }
 
     fn find_in(&self, path: &Path) -> Option<u64> {
@@ -63,6 +103,22 @@ impl Weight {
         let found = tensors.iter().find(|tensor| tensor.name == self.name)?;
         (found.bytes.len() as u64 == self.bytes).then_some(found.bytes.start as u64)
     }
+}
+
+/// The model files of a folder.
+fn models_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| is_model(path))
+}
+
+fn is_model(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "gguf")
+}
+
+/// The model files that the process has open. Hosts that do not map a model close it after loading.
+fn open_models() -> Vec<PathBuf> {
+    let descriptors = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let files = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    files.filter(|path| is_model(path)).collect()
 }
 
 fn read_range(path: &Path, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
@@ -118,6 +174,10 @@ mod tests {
         let other = Weight { digest: [0; 32], ..weight.clone() };
         assert!(other.read(Some(&folder)).unwrap_err().ends_with("m.gguf has changed"));
         assert!(weight.read(None).unwrap_err().contains("FANOUT_MODELS"));
+        let open = File::open(folder.join("m.gguf")).unwrap();
+        let read_from_file = Weight::new(&data, None, "w".to_owned());
+        drop(open);
+        assert_eq!(read_from_file.read(None).as_deref(), Ok(&*data));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
