@@ -264,8 +264,8 @@ impl KernelCounts {
         format!(
             "{{\"launches\": {}, \"blocks\": {}, \"threads\": {}, \"output_elements\": {}, \"warp_instructions\": {}, \
              \"lane_instructions\": {}, \"lane_instructions_per_element\": {:.3}, \"classes\": {{{}}}, \
-             \"global_read\": {}, \"global_read_distinct_bytes\": {}, \"global_written\": {}, \"global_written_distinct_bytes\": {}, \
-             \"shared_read\": {}, \"shared_written\": {}, \"bank_conflicts\": {}, \"local_read\": {}, \"local_written\": {}, \
+             \"global_read\": {}, \"global_read_distinct_bytes\": {}, \"block_sectors\": {}, \"global_written\": {}, \"global_written_distinct_bytes\": {}, \
+             \"shared_read\": {}, \"shared_written\": {}, \"shared_passes\": {}, \"bank_conflicts\": {}, \"local_read\": {}, \"local_written\": {}, \
              \"warp_instructions_by_line\": {{{}}}}}",
             self.launches,
             self.blocks,
@@ -277,10 +277,12 @@ impl KernelCounts {
             classes.join(", "),
             traffic(&memory.global_read),
             self.distinct[0],
+            memory.block_sectors,
             traffic(&memory.global_written),
             self.distinct[1],
             traffic(&memory.shared_read),
             traffic(&memory.shared_written),
+            memory.shared_passes,
             memory.bank_conflicts,
             traffic(&memory.local_read),
             traffic(&memory.local_written),

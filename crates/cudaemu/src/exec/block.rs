@@ -9,7 +9,7 @@ use super::launch::{ExecutorConfig, Launch};
 use super::warp::{BlockContext, WarpFault, WarpStatus};
 use super::worker::RunningWarp;
 use super::{Profile, Worker};
-use crate::exec_context::{AsyncCopies, Lanes, Local, Registers, Shared};
+use crate::exec_context::{AsyncCopies, Lanes, Local, Registers, SectorSet, Shared};
 
 /// Warp instructions of one turn of a warp.
 const TURN: u64 = 1 << 16;
@@ -33,6 +33,7 @@ pub(super) struct Block {
     block_idx: [u32; 3],
     warps: Vec<Warp>,
     shared: Shared,
+    read_sectors: SectorSet,
     barriers: Barriers,
     /// Warp instructions executed since the start of the block.
     executed: u64,
@@ -97,6 +98,7 @@ impl Block {
             block_idx: [0; 3],
             warps: (0..warps).map(warp).collect(),
             shared: Shared::new(launch.shared_bytes(), launch.threads(), config.counting),
+            read_sectors: SectorSet::default(),
             barriers: Barriers::default(),
             executed: 0,
         }
@@ -108,6 +110,7 @@ impl Block {
         self.index = index;
         self.block_idx = [index % nx, index / nx % ny, index / nx / ny].map(|v| v as u32);
         self.shared.reset();
+        self.read_sectors.clear();
         self.barriers.reset(launch.threads());
         self.executed = 0;
         let kernel = launch.kernel();
@@ -163,6 +166,7 @@ impl Block {
                     local: &mut warp.local,
                     copies: &mut warp.copies,
                     shared: &mut self.shared,
+                    block_sectors: &mut self.read_sectors,
                     warp: number as u32,
                     block: self.block_idx,
                     clock: warp.clock,

@@ -6,7 +6,9 @@ use crate::fault::Fault;
 use crate::mem::{Footprint, MemorySnapshot};
 
 use super::launch::{ExecutorConfig, Launch};
-use crate::exec_context::{AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
+use crate::exec_context::{
+    AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, SectorSet, Shared,
+};
 
 /// Maximum warnings that a worker keeps per launch: a kernel with one mistake usually repeats it in every thread.
 const WARNINGS: u64 = 64;
@@ -55,6 +57,7 @@ pub(super) struct RunningWarp<'a> {
     pub(super) local: &'a mut Local,
     pub(super) copies: &'a mut AsyncCopies,
     pub(super) shared: &'a mut Shared,
+    pub(super) block_sectors: &'a mut SectorSet,
     pub(super) warp: u32,
     pub(super) block: [u32; 3],
     pub(super) clock: u64,
@@ -77,7 +80,7 @@ impl Worker {
 
     /// The execution context for a turn of a warp.
     pub(super) fn exec_context<'a>(&'a mut self, launch: &'a Launch, running: RunningWarp<'a>) -> ExecContext<'a> {
-        let RunningWarp { regs, local, copies, shared, warp, block, clock } = running;
+        let RunningWarp { regs, local, copies, shared, block_sectors, warp, block, clock } = running;
         ExecContext {
             regs,
             active: 0,
@@ -89,6 +92,7 @@ impl Worker {
             params: &launch.params,
             frame: 0,
             counts: &mut self.counts,
+            block_sectors,
             console: &mut self.sink,
             warp,
             block,

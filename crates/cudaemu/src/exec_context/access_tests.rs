@@ -402,6 +402,25 @@ fn asynchronous_copies_arrive_when_waited_for() {
     fixture.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 4), ALL).expect("after a barrier");
 }
 
+/// Asynchronous copies of a warp are one instruction: one request, and as many passes as a store of the same width.
+#[test]
+fn asynchronous_copies_count_once_per_warp() {
+    // (bytes per lane, destination stride, lanes, passes, those that are conflicts)
+    for (size, step, mask, passes, conflicts) in
+        [(4, 4, ALL, 1, 0), (8, 8, ALL, 2, 0), (16, 16, ALL, 4, 0), (16, 16, 0xff, 1, 0), (16, 128, ALL, 32, 28)]
+    {
+        let (mut fixture, base) = copy_fixture();
+        let mut cx = fixture.context(0, 1);
+        cx.copy_async(&strided(0, step), &strided(base, 16), size, &[size; LANES], mask).expect("started");
+        cx.commit_async(ALL);
+        cx.wait_async(Some(0), ALL).expect("inside");
+        let counts = &fixture.counts;
+        let bytes = u64::from(mask.count_ones() * size);
+        assert_eq!((counts.shared_written.requests, counts.shared_written.bytes), (1, bytes), "{size} bytes");
+        assert_eq!((counts.shared_passes, counts.bank_conflicts), (passes, conflicts), "{size} bytes, stride {step}");
+    }
+}
+
 #[test]
 fn each_lane_has_its_own_copy_groups() {
     let (mut fixture, base) = copy_fixture();
@@ -481,6 +500,27 @@ fn copies_never_waited_for_never_arrive() {
         .context(1, 2)
         .store(StateSpace::Shared, &strided(0, 4), &[[1; 4]; LANES], ALL)
         .expect("the next block does not inherit the pending copy");
+}
+
+#[test]
+fn the_sectors_of_a_block_are_counted_once() {
+    let (mut fixture, base) = copy_fixture();
+    let mut read = |step: u64, mask: u32| {
+        fixture.context(0, 1).load::<4>(StateSpace::Global, &strided(base, step), mask).expect("inside");
+        fixture.counts.block_sectors
+    };
+    // Four sectors, then four more, of which a descending warp reads all again.
+    assert_eq!([read(4, ALL), read(4, ALL), read(8, ALL), read(8, 0xff)], [4, 4, 8, 8]);
+    let backwards = std::array::from_fn(|lane| base + 4 * (31 - lane as u64));
+    fixture.context(1, 2).load::<4>(StateSpace::Global, &backwards, ALL).expect("inside");
+    assert_eq!(fixture.counts.block_sectors, 8, "all warps of a block share them");
+    fixture.block_sectors.clear();
+    let mut cx = fixture.context(0, 1);
+    // The two lanes of zero bytes read nothing.
+    let mut bytes = [16; LANES];
+    (bytes[30], bytes[31]) = (0, 0);
+    cx.copy_async(&strided(0, 16), &strided(base, 16), 16, &bytes, ALL).expect("started");
+    assert_eq!((fixture.counts.block_sectors, fixture.counts.global_read.sectors), (8 + 15, 4 + 4 + 8 + 2 + 4 + 15));
 }
 
 #[test]

@@ -84,6 +84,7 @@ impl AsyncCopies {
             });
         }
         global.count_sources(from, bytes, mask, env);
+        shared.count_async_write(to, size, mask, env);
         Ok(())
     }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::fault::Fault;
 use crate::mem::{AddressSpace, Footprint};
 
-use super::{Addresses, AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
+use super::{
+    Addresses, AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, SectorSet, Shared,
+};
 
 /// A sink that records all reports. It returns the fault, which stops the kernel, unless `continue_after_fault` is set.
 #[derive(Debug, Default)]
@@ -32,6 +34,7 @@ pub(crate) struct Fixture {
     pub(crate) copies: Vec<AsyncCopies>,
     pub(crate) params: Vec<u8>,
     pub(crate) counts: MemoryCounts,
+    pub(crate) block_sectors: SectorSet,
     pub(crate) log: FaultLog,
     pub(crate) footprint: Arc<Footprint>,
 }
@@ -51,6 +54,7 @@ impl Fixture {
             copies: (0..warps).map(|_| AsyncCopies::default()).collect(),
             params: (0..64).collect(),
             counts: MemoryCounts::default(),
+            block_sectors: SectorSet::default(),
             log: FaultLog::default(),
             footprint,
             space,
@@ -71,6 +75,7 @@ impl Fixture {
             params: &self.params,
             frame: 0,
             counts: &mut self.counts,
+            block_sectors: &mut self.block_sectors,
             console: &mut self.log,
             warp,
             block: [0; 3],

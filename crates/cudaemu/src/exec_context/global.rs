@@ -97,6 +97,18 @@ fn sectors(at: &Addresses, mask: u32) -> u64 {
     count as u64
 }
 
+/// Counts the sectors that the block has not read before. Lanes that follow one in the same sector are skipped.
+fn count_block_sectors(at: &Addresses, mask: u32, env: &mut AccessEnv<'_>) {
+    let mut before = None;
+    for lane in lanes(mask) {
+        let sector = Some(at[lane] >> 5);
+        if sector != before {
+            env.counts.block_sectors += u64::from(env.block_sectors.insert(at[lane]));
+        }
+        before = sector;
+    }
+}
+
 impl Global {
     /// The memory that a kernel on `device` sees; `peers` is the mask of devices whose memory it may access. `counting` counts
     /// bytes and sectors, and distinct bytes if there is a footprint.
@@ -215,6 +227,9 @@ impl Global {
         if self.counting {
             let to = if write { &mut env.counts.global_written } else { &mut env.counts.global_read };
             to.count(u64::from(mask.count_ones()) * N as u64, sectors(at, mask));
+            if !write {
+                count_block_sectors(at, mask, env);
+            }
         }
     }
 
@@ -223,7 +238,12 @@ impl Global {
         if self.counting {
             let to = if write { &mut env.counts.global_written } else { &mut env.counts.global_read };
             let bytes = (LANES * N) as u64;
-            to.count(bytes, ((first + bytes - 1) >> 5) - (first >> 5) + 1);
+            let sectors = first >> 5..=(first + bytes - 1) >> 5;
+            to.count(bytes, sectors.end() - sectors.start() + 1);
+            if !write {
+                let new = sectors.filter(|sector| env.block_sectors.insert(sector << 5));
+                env.counts.block_sectors += new.count() as u64;
+            }
         }
     }
 
@@ -369,7 +389,9 @@ impl Global {
     pub(super) fn count_sources(&self, at: &Addresses, bytes: &Lanes<u32>, mask: u32, env: &mut AccessEnv<'_>) {
         if self.counting {
             let sum = lanes(mask).map(|lane| u64::from(bytes[lane])).sum();
-            env.counts.global_read.count(sum, sectors(at, mask));
+            let read = lanes(mask).filter(|&lane| bytes[lane] > 0).fold(0, |read, lane| read | 1 << lane);
+            env.counts.global_read.count(sum, if read == 0 { 0 } else { sectors(at, read) });
+            count_block_sectors(at, read, env);
         }
     }
 }

@@ -8,7 +8,7 @@
 //! | `registers` | register file of a warp |
 //! | `global`, `shared`, `local` | checked accesses to each memory |
 //! | `async_copy` | pending copies of `cp.async` |
-//! | `counts` | traffic and bank conflicts |
+//! | `counts`, `sector_set` | traffic and bank conflicts; the sectors that a block reads |
 //! | [`window`] | windows of the memories in the generic address space |
 
 #[cfg(test)]
@@ -20,6 +20,7 @@ pub(crate) mod fixture;
 mod global;
 mod local;
 mod registers;
+mod sector_set;
 mod shared;
 #[cfg(test)]
 mod timing;
@@ -30,6 +31,7 @@ pub use counts::{MemoryCounts, Traffic};
 pub use global::Global;
 pub use local::Local;
 pub use registers::{LANES, Lane, Lanes, Registers, each};
+pub use sector_set::SectorSet;
 pub use shared::Shared;
 
 use std::fmt;
@@ -67,6 +69,8 @@ pub struct ExecContext<'a> {
     pub frame: u32,
     /// Traffic counters.
     pub counts: &'a mut MemoryCounts,
+    /// Sectors of global memory that the block has read, if traffic is counted.
+    pub block_sectors: &'a mut SectorSet,
     /// Receives reports.
     pub console: &'a mut dyn DiagnosticSink,
     /// Index of the warp in its block.
@@ -88,6 +92,7 @@ pub struct ExecContext<'a> {
 #[derive(Debug)]
 struct AccessEnv<'a> {
     counts: &'a mut MemoryCounts,
+    block_sectors: &'a mut SectorSet,
     console: &'a mut dyn DiagnosticSink,
     warp: u32,
     padding: u32,
@@ -186,6 +191,7 @@ impl ExecContext<'_> {
     fn parts(&mut self) -> (&mut Global, &mut Shared, &mut Local, AccessEnv<'_>) {
         let env = AccessEnv {
             counts: self.counts,
+            block_sectors: self.block_sectors,
             console: self.console,
             warp: self.warp,
             padding: self.padding,
@@ -287,9 +293,10 @@ impl ExecContext<'_> {
         bytes: &Lanes<u32>,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        let (counts, console) = (&mut *self.counts, &mut *self.console);
-        let mut env = AccessEnv { counts, console, warp: self.warp, padding: 0, line: self.line };
-        self.copies.start(self.global, self.shared, to, from, size, bytes, mask, &mut env)
+        let copies = &mut *self.copies;
+        let (counts, block_sectors, console) = (&mut *self.counts, &mut *self.block_sectors, &mut *self.console);
+        let mut env = AccessEnv { counts, block_sectors, console, warp: self.warp, padding: 0, line: self.line };
+        copies.start(self.global, self.shared, to, from, size, bytes, mask, &mut env)
     }
 
     /// Closes the open group of asynchronous copies of the lanes in the mask.
@@ -300,9 +307,10 @@ impl ExecContext<'_> {
     /// Completes the asynchronous copies of the lanes in the mask, except the youngest `pending` groups. `None` completes all,
     /// including copies without a group.
     pub fn wait_async(&mut self, pending: Option<u32>, mask: u32) -> Result<(), Box<Fault>> {
-        let (counts, console) = (&mut *self.counts, &mut *self.console);
-        let mut env = AccessEnv { counts, console, warp: self.warp, padding: 0, line: self.line };
-        self.copies.wait(self.global, self.shared, pending, mask, &mut env)
+        let copies = &mut *self.copies;
+        let (counts, block_sectors, console) = (&mut *self.counts, &mut *self.block_sectors, &mut *self.console);
+        let mut env = AccessEnv { counts, block_sectors, console, warp: self.warp, padding: 0, line: self.line };
+        copies.wait(self.global, self.shared, pending, mask, &mut env)
     }
 
     /// One byte of one lane's generic address space, without a check for written bytes; `None` if there is no such memory.

@@ -102,6 +102,7 @@ fn transpositions_count_sectors_and_bank_conflicts() {
             ("shared_read.requests", shared),
             ("shared_read.bytes", 128 * shared),
             ("shared_written.requests", shared),
+            ("shared_passes", 2 * shared + conflicts),
             ("bank_conflicts", conflicts),
         ];
         check(&gpu.emulator().counts_json(), kernel, &expected);

@@ -1,14 +1,20 @@
-//! Bank conflicts: shared memory has 32 banks of 4 bytes, each of which serves one word per pass.
+//! Passes over shared memory: it has 32 banks of 4 bytes, each of which serves one word per pass.
 
 use super::super::{Addresses, LANES};
+use crate::exec_context::MemoryCounts;
 use crate::exec_context::lanes;
 
-/// Extra passes of an access of `N` bytes per lane. Lanes that read the same word share it. Accesses of 8 and 16 bytes are
-/// served by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
-pub(super) fn conflicts<const N: usize>(at: &Addresses, mask: u32) -> u64 {
+/// Counts the passes of an access of `N` bytes per lane, and how many of them are bank conflicts. Lanes that access the same word
+/// share it. Accesses of 8 and 16 bytes are served by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
+/// So `ldmatrix`, which reads 16 bytes in each of 8 lanes per matrix, takes a pass per matrix.
+pub(super) fn count<const N: usize>(at: &Addresses, mask: u32, counts: &mut MemoryCounts) {
     let portion = LANES / (N / 4).max(1);
-    let all = if portion == LANES { u32::MAX } else { (1 << portion) - 1 };
-    (0..LANES / portion).map(|part| passes::<N>(at, mask & all << (part * portion)).saturating_sub(1)).sum()
+    let all = u32::MAX >> (LANES - portion);
+    for part in 0..LANES / portion {
+        let passes = passes::<N>(at, mask & all << (part * portion));
+        counts.shared_passes += passes;
+        counts.bank_conflicts += passes.saturating_sub(1);
+    }
 }
 
 /// Maximum number of distinct words in one bank among these lanes.

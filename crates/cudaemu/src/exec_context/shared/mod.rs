@@ -46,7 +46,7 @@ fn padding<const N: usize>(at: usize, word: usize, padding: u32) -> u8 {
 }
 
 impl Shared {
-    /// `bytes` of memory for blocks of up to `threads` threads (at most 1024). `counting` counts bank conflicts.
+    /// `bytes` of memory for blocks of up to `threads` threads (at most 1024). `counting` counts passes and bank conflicts.
     pub fn new(bytes: u32, threads: u32, counting: bool) -> Self {
         let words = (bytes as usize).div_ceil(4);
         let shadow = ShadowMemory::new(words, (threads as usize).div_ceil(LANES));
@@ -154,7 +154,7 @@ impl Shared {
             self.load_lanes(at, mask, &warp, &mut out, env)?;
         }
         env.counts.shared_read.count(u64::from(mask.count_ones()) * N as u64, 0);
-        self.count_banks::<N>(at, mask, env);
+        self.count_passes::<N>(at, mask, env);
         Ok(out)
     }
 
@@ -234,7 +234,7 @@ impl Shared {
             self.store_lanes(at, values, mask, &warp, env)?;
         }
         env.counts.shared_written.count(u64::from(mask.count_ones()) * N as u64, 0);
-        self.count_banks::<N>(at, mask, env);
+        self.count_passes::<N>(at, mask, env);
         Ok(())
     }
 
@@ -267,7 +267,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Executes an atomic lane by lane. No other synchronisation is needed, because a block runs on one worker thread.
+    /// Executes an atomic lane by lane, and counts it as a load and a store. No other synchronisation is needed, because a block
+    /// runs on one worker thread.
     pub(super) fn update<const N: usize>(
         &mut self,
         at: &Addresses,
@@ -293,14 +294,25 @@ impl Shared {
         let bytes = u64::from(mask.count_ones()) * N as u64;
         env.counts.shared_read.count(bytes, 0);
         env.counts.shared_written.count(bytes, 0);
-        self.count_banks::<N>(at, mask, env);
+        self.count_passes::<N>(at, mask, env);
+        self.count_passes::<N>(at, mask, env);
         Ok(out)
     }
 
     #[inline(always)]
-    fn count_banks<const N: usize>(&self, at: &Addresses, mask: u32, env: &mut AccessEnv<'_>) {
+    fn count_passes<const N: usize>(&self, at: &Addresses, mask: u32, env: &mut AccessEnv<'_>) {
         if self.counting {
-            env.counts.bank_conflicts += banks::conflicts::<N>(at, mask);
+            banks::count::<N>(at, mask, env.counts);
+        }
+    }
+
+    /// Counts the writes of a warp's asynchronous copies of `size` bytes: as a store, because they are one instruction.
+    pub(super) fn count_async_write(&self, to: &Addresses, size: u32, mask: u32, env: &mut AccessEnv<'_>) {
+        env.counts.shared_written.count(u64::from(mask.count_ones() * size), 0);
+        match size {
+            4 => self.count_passes::<4>(to, mask, env),
+            8 => self.count_passes::<8>(to, mask, env),
+            _ => self.count_passes::<16>(to, mask, env),
         }
     }
 
@@ -335,6 +347,5 @@ impl Shared {
             self.shadow.complete_pending(word, &who);
         }
         self.data[place..place + data.len()].copy_from_slice(data);
-        env.counts.shared_written.count(data.len() as u64, 0);
     }
 }

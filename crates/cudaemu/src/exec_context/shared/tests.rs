@@ -429,8 +429,8 @@ fn race_reports_agree_with_a_model_that_keeps_every_access() {
 }
 
 #[test]
-fn bank_conflicts_count_the_extra_passes() {
-    let conflicts = |bytes: u32, step: u64, mask: u32| {
+fn passes_serve_128_bytes_and_conflicts_are_extra_passes() {
+    let counts = |bytes: u32, step: u64, mask: u32| {
         let (mut fixture, ()) = Fixture::new(32 << 10, 1, |_| ());
         let at = strided(0, step);
         let mut cx = fixture.context(0, 1);
@@ -441,24 +441,26 @@ fn bank_conflicts_count_the_extra_passes() {
             _ => cx.store(StateSpace::Shared, &at, &[[1; 16]; 32], mask),
         };
         stored.expect("inside");
-        fixture.counts.bank_conflicts
+        (fixture.counts.shared_passes, fixture.counts.bank_conflicts)
     };
-    // (bytes, stride, lanes, extra passes)
+    // (bytes, stride, lanes, passes, those that are conflicts)
     let cases = [
-        (4, 4, ALL, 0),
-        (4, 0, ALL, 0),
-        (4, 8, ALL, 1),
-        (4, 128, ALL, 31),
-        (4, 132, ALL, 0),
-        (4, 128, 0xff, 7),
-        (1, 1, ALL, 0),
-        (8, 8, ALL, 0),
-        (8, 16, ALL, 2),
-        (16, 16, ALL, 0),
-        (16, 128, ALL, 28),
-        (16, 144, ALL, 0),
+        (4, 4, ALL, 1, 0),
+        (4, 0, ALL, 1, 0),
+        (4, 8, ALL, 2, 1),
+        (4, 128, ALL, 32, 31),
+        (4, 132, ALL, 1, 0),
+        (4, 128, 0xff, 8, 7),
+        (1, 1, ALL, 1, 0),
+        (8, 8, ALL, 2, 0),
+        (8, 16, ALL, 4, 2),
+        (8, 8, 0xffff, 1, 0),
+        (16, 16, ALL, 4, 0),
+        (16, 128, ALL, 32, 28),
+        (16, 144, ALL, 4, 0),
+        (16, 16, 0xff, 1, 0), // ldmatrix.x1
     ];
-    for (bytes, step, mask, wanted) in cases {
-        assert_eq!(conflicts(bytes, step, mask), wanted, "{bytes} bytes, stride {step}, lanes {mask:#x}");
+    for (bytes, step, mask, passes, conflicts) in cases {
+        assert_eq!(counts(bytes, step, mask), (passes, conflicts), "{bytes} bytes, stride {step}, lanes {mask:#x}");
     }
 }

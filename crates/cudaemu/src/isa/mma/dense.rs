@@ -53,7 +53,7 @@ fn floats(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fa
     gather(cx.regs, a, spec.a, &mut left, |register| layout_a(register, spec.a.packed(), spec.k));
     gather(cx.regs, b, spec.b, &mut right, |register| layout_b(register, spec.b.packed()));
     gather_c(cx.regs, c, spec.d, &mut sums, |register| layout_c(register, spec.d.packed()));
-    product::floats(&left[..M * spec.k], &right, &mut sums, N, spec.k);
+    product::floats(&left, &right, &mut sums, spec.k, spec.a, spec.d);
     scatter_d(cx.regs, d, spec.d, &sums, mask, |register| layout_c(register, spec.d.packed()));
     Ok(())
 }
@@ -67,7 +67,7 @@ fn integers(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<
     gather(cx.regs, a, spec.a, &mut left, |register| layout_a(register, spec.a.packed(), spec.k));
     gather(cx.regs, b, spec.b, &mut right, |register| layout_b(register, spec.b.packed()));
     gather_words(cx.regs, c, &mut result, |register| layout_c(register, 1));
-    product::integers(&left[..M * spec.k], &right, &mut sums, N, spec.k);
+    product::integers(&left[..M * spec.k], &right, &mut sums, spec.k);
     for (result, sum) in result.iter_mut().zip(sums) {
         *result = result.wrapping_add(sum as i32 as u32);
     }

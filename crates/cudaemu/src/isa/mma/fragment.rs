@@ -105,7 +105,7 @@ pub(super) fn gather_c(
     }
 }
 
-/// Rounds a matrix to the type of D and writes each lane's elements.
+/// Writes each lane's elements of D, which are values of its type.
 #[inline(always)]
 pub(super) fn scatter_d(
     regs: &mut Registers,

@@ -1,9 +1,8 @@
 //! Warp-level matrix products: `mma` (PTX ISA, "Warp Level Matrix Instructions").
 //!
-//! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once,
-//! to nearest even, to the type of the result. Tensor cores instead add the products of a few steps of k in a narrow
-//! fixed-point sum and truncate it. PTX leaves that open, so results of hardware may differ from the emulator's in their last
-//! bits. NaN results are 0x7fffffff (`.f16`: 0x7fff).
+//! Integers are summed exactly. Sums of floating-point products are truncated as tensor cores truncate them: [`product`] has the
+//! model and its sources. PTX leaves this open, and the model is the least accurate one of the emulated GPUs, so that a bound on
+//! errors that holds here holds on each of them. NaN results are 0x7fffffff (`.f16`: 0x7fff).
 //!
 //! | file | content |
 //! |---|---|

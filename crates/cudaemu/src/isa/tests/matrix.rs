@@ -2,7 +2,7 @@
 
 use crate::bytecode::Action;
 use crate::exec_context::fixture::Fixture;
-use crate::exec_context::{Registers, StateSpace, window};
+use crate::exec_context::{MemoryCounts, Registers, StateSpace, window};
 use crate::fault::{Fault, FaultKind};
 use crate::isa::{Decode, Row, matrix};
 use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
@@ -83,7 +83,10 @@ fn every_instruction_moves_every_element_to_its_place() {
         let lanes = u32::MAX >> (32 - 8 * count);
         warp.fixture.context(0, 1).store(StateSpace::Shared, &at, &rows, lanes).unwrap();
         warp.sync();
+        warp.fixture.counts = MemoryCounts::default();
         warp.run(&instruction, count, u32::MAX).unwrap_or_else(|fault| panic!("{}: {}", instruction.name, fault.kind));
+        let counts = &warp.fixture.counts;
+        assert_eq!((counts.shared_passes, counts.bank_conflicts), (count as u64, 0), "{}", instruction.name);
         for matrix in 0..count {
             let expected: [u32; 32] = std::array::from_fn(|lane| fragment(matrix, lane, transposed));
             let got = warp.fixture.regs.get::<u32>(b32_slot(matrix));

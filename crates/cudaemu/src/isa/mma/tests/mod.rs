@@ -1,4 +1,4 @@
-//! Matrix products against exact products. `layout` implements the fragment layouts a second time, from the manual; `shapes`
+//! Matrix products against the definition of their sums. `layout` implements the fragment layouts a second time, from the manual; `shapes`
 //! checks every row, `special` the rules for rounding, overflow and NaN.
 
 mod layout;
@@ -70,7 +70,7 @@ fn accumulator_value(accumulator: Accumulator, bits: u64) -> f64 {
     }
 }
 
-/// A finite element of moderate size, so that sums of products are exact in `f64`.
+/// A finite element of moderate size, so that sums of products are exact in `f64`, and most sums lose bits.
 fn random_element(random: &mut fastrand::Rng, element: Element) -> u64 {
     let float = |random: &mut fastrand::Rng, exponent_bits: u32, fraction_bits: u32, bias: u64| {
         let sign = random.u64(0..2) << (exponent_bits + fraction_bits);

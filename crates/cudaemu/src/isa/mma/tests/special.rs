@@ -45,7 +45,7 @@ fn bf16_of(vectors: Vectors, c: f32) -> u32 {
 }
 
 #[test]
-fn f32_accumulators_round_the_whole_sum_once() {
+fn f32_accumulators_truncate_each_term_and_the_sum() {
     let minus = 0x8000;
     for (vectors, c, expected) in [
         (&[(SMALLEST_SUBNORMAL, SMALLEST_SUBNORMAL)] as Vectors, 0.0, 2f32.powi(-48).to_bits()),
@@ -61,14 +61,20 @@ fn f32_accumulators_round_the_whole_sum_once() {
         (&[(ONE, ONE)], f32::NAN, 0x7fff_ffff),
         (&[], f32::from_bits(1), 1),
         (&[], f32::from_bits(0x8000_0001), 0x8000_0001),
-        // One rounding of the whole sum: together the small products exceed half a unit.
-        (&[(0x1000, ONE); 4], 16_384.0, 0x4680_0001), // 4 · 2^-11 + 2^14, a unit being 2^-9
-        (&[(0x0c00, ONE); 2], 16_384.0, 0x4680_0000), // 2 · 2^-12 is a quarter of a unit
-        (&[(0x1000, ONE); 2], 16_384.0, 0x4680_0000), // half a unit: to even
+        // 2^14 has units of 2^-9. The sum has one bit more, so a term of 2^-10 counts, and smaller ones do not.
+        (&[(0x1400, ONE); 2], 16_384.0, 0x4680_0001),
+        (&[(0x1400, ONE); 3], 16_384.0, 0x4680_0001),
+        (&[(0x1400, ONE); 3], -16_384.0, 0xc67f_fffd),
+        (&[(0x1400 | minus, ONE); 3], -16_384.0, 0xc680_0001),
+        (&[(0x13ff, ONE); 8], 16_384.0, 0x4680_0000),
+        (&[(0x13ff | minus, ONE); 8], 16_384.0, 0x4680_0000),
+        // A product has the sum of its factors' exponents: 1.5 · 1.5 = 2.25 has 0, so a term of 2^-24 counts; 2 · 1 has 1.
+        (&[(0x3e00, 0x3e00), (0xbe00, 0x3e00), (SMALLEST_SUBNORMAL, ONE)], 0.0, 2f32.powi(-24).to_bits()),
+        (&[(0x4000, ONE), (0xc000, ONE), (SMALLEST_SUBNORMAL, ONE)], 0.0, 0),
         (
             &[(LARGEST_FINITE, LARGEST_FINITE), (LARGEST_FINITE | minus, LARGEST_FINITE), (SMALLEST_SUBNORMAL, ONE)],
             0.0,
-            2f32.powi(-24).to_bits(),
+            0,
         ),
     ] {
         let got = f32_of(vectors, c);
@@ -77,7 +83,7 @@ fn f32_accumulators_round_the_whole_sum_once() {
 }
 
 #[test]
-fn f16_accumulators_round_the_whole_sum_once() {
+fn f16_accumulators_round_the_truncated_sum() {
     for (vectors, c, expected) in [
         (&[(LARGEST_FINITE, ONE), (ONE, ONE)] as Vectors, 0, LARGEST_FINITE),
         (&[(LARGEST_FINITE, ONE), (0x4c00, ONE)], 0, INFINITY), // 65504 + 16 is halfway to 65536
@@ -90,8 +96,9 @@ fn f16_accumulators_round_the_whole_sum_once() {
         (&[(SMALLEST_SUBNORMAL, 0x3800)], SMALLEST_SUBNORMAL, 2),
         (&[(INFINITY, ONE)], 0xfc00, 0x7fff),
         (&[(NAN, ONE)], 0, 0x7fff),
-        // 2048 + 1 + 2^-24: above a tie only by its last bit, which is far below the precision of f32 at that size.
-        (&[(0x6800, ONE), (ONE, ONE), (SMALLEST_SUBNORMAL, ONE)], 0, 0x6801),
+        // 2048 + 1 is a tie. A term of 2^-13 breaks it; one of 2^-14 is truncated to zero.
+        (&[(0x6800, ONE), (ONE, ONE), (0x0800, ONE)], 0, 0x6801),
+        (&[(0x6800, ONE), (ONE, ONE), (0x0400, ONE)], 0, 0x6800),
         (&[(0x6800, ONE), (ONE, ONE)], 0, 0x6800),
     ] {
         let got = f16_of(vectors, c);
@@ -110,6 +117,8 @@ fn bf16_products_overflow_and_underflow_like_f32() {
         (&[(largest, 0x4000), (largest, 0xbf80)], 0.0, 0x7f7f_0000),
         (&[(least, 0x3f80)], 0.0, 0x0001_0000),
         (&[(least, least)], 0.0, 0),
+        // Results below 2^-126 are truncated too: 1.5 · 2^-149.
+        (&[(0x0001, 0x37c0)], 0.0, 0x0000_0001),
         (&[(0x7f80, 0x0000)], 0.0, 0x7fff_ffff),
         (&[(0x7fc0, 0x3f80)], 0.0, 0x7fff_ffff),
     ] {
