@@ -115,16 +115,13 @@ impl CudaExecutor {
         let rows = self.lock_rows(&[self.row_access(dst, 0..dst.bytes(), true)?])?;
         copy::upload_pinned(&*self.stream()?, memory(dst)?, dst.offset(), bytes)?;
         drop(rows);
-        let seq = match self.record() {
-            Ok(seq) => seq,
-            Err(e) => {
-                while self.stream()?.is_idle() == Ok(false) {
-                    std::thread::sleep(POLL_INTERVAL);
-                }
-                return Err(e);
+        let done = self.record().and_then(|seq| self.events.wait_reached(seq, || Ok(())));
+        if done.is_err() {
+            while self.stream()?.is_idle() == Ok(false) {
+                std::thread::sleep(POLL_INTERVAL);
             }
-        };
-        self.events.wait_reached(seq, || Ok(()))?;
+        }
+        done?;
         self.context.bind()
     }
 
