@@ -169,7 +169,7 @@ impl BufferState {
         &self,
         submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
     ) -> Result<(T, Ticket), DeviceError> {
-        if self.is_computed() { self.device.submit(submit) } else { self.device.submit_load(submit) }
+        self.device.submit_write(!self.is_computed(), submit)
     }
 
     /// Remembers an upload. Earlier ones of which it overwrites the start are not loaded again; those that it overwrites further on are

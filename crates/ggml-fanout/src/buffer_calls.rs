@@ -152,12 +152,12 @@ fn write_weight(
     if !state.device.is_remote() {
         let region = region()?;
         let upload = |queue: &mut dyn Queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes));
-        return state.device.submit_load(upload).map(|_| ());
+        return state.submit(upload).map(|_| ());
     }
     let weight = Upload::new(bytes, desc, name.to_owned());
     let epoch = state.epoch();
     state.remember(range.start, weight.clone());
-    state.device.submit_load(|queue| {
+    state.submit(|queue| {
         let region = region()?;
         if state.device.disk.has(queue, &region, &weight)? {
             return Ok(());

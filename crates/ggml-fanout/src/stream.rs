@@ -121,7 +121,7 @@ impl Stream {
                 }
             }
         }
-        if let Some((point, ticket)) = self.device.mark()
+        if let Some((point, ticket)) = self.device.mark_awaited()
             && let Err(error) = self.device.waited(ticket, point.wait(None))
         {
             self.fail("work on the device", &error);
