@@ -139,6 +139,17 @@ fn executions_are_divided_among_copies() {
     assert_eq!((&facts["passes"], &facts["executed"]), (&json!(32.0), &json!(32.0 * 13.0)));
 }
 
+/// A line that becomes several instructions with the same opcode does not reduce the count of a block with an mma.
+#[test]
+fn blocks_with_mma_are_counted_by_it() {
+    let mut kernel = KERNEL.to_vec();
+    kernel[6] = (23, "HMMA.16816.F32 R6, R8, R12, R6", 4, 3);
+    kernel.splice(7..8, [(21, "PRMT R3, R3, 0x1, RZ", 4, 0); 8]);
+    let Some(facts) = facts("converts", &kernel, &lines()) else { return };
+    assert_eq!((&facts["passes"], &facts["body_tensor"]), (&json!(64.0), &json!({"HMMA.16816": 64.0})));
+    assert_eq!(facts["pipes"]["alu"], 64.0 * 9.0);
+}
+
 /// An opcode that no table lists is reported, and not counted silently.
 #[test]
 fn unknown_opcodes_are_named() {
