@@ -76,8 +76,8 @@ fn main() -> ExitCode {
 /// Runs the benchmark; true if all results were correct.
 fn bench(args: &Args) -> Outcome<bool> {
     let gpus = cuda::detect()?;
-    let gpu =
-        gpus.get(args.device).ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
+    let gpu = gpus.iter().find(|gpu| gpu.ordinal == args.device);
+    let gpu = gpu.ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
     let emulated = cuda::emulated_counts().is_some();
     let smoke = args.smoke || emulated;
     let bench = Bench::new(gpu)?;
@@ -87,7 +87,9 @@ fn bench(args: &Args) -> Outcome<bool> {
         println!("{}", roofs.line());
     }
     let mut json = args.json.as_ref().map(File::create).transpose()?;
-    let mut report = |row: &Value| -> Outcome<()> { Ok(json.as_mut().map_or(Ok(()), |file| writeln!(file, "{row}"))?) };
+    let mut report = |row: &Value| -> Outcome<()> {
+        Ok(json.as_mut().map_or(Ok(()), |file| file.write_all(format!("{row}\n").as_bytes()))?)
+    };
     report(&json!({"version": fanout::VERSION, "gpu": gpu.to_string(), "roofs": roofs.as_ref().map(Roofs::json)}))?;
     if args.models {
         return token::run(&bench, gpu, roofs.as_ref().filter(|_| !smoke), &args.filter, args.seconds, &mut report);

@@ -76,6 +76,7 @@ class Run:
         name = re.compile(rf"\s*CUDA{re.escape(device)}\b")
         gpu = next((line for line in listed.splitlines() if name.match(line)), None)
         if gpu is None:
+            shutil.rmtree(self.unfinished)
             sys.exit(f"gpu.py: the server lists no GPU {device}:\n{listed}")
         self.gpu = gpu.split(":", 1)[1].strip()
         capability = re.search(r"capability (\d+)\.(\d)", self.gpu)
@@ -118,14 +119,14 @@ def ops(r):
 
 
 def json_lines(output, key):
-    """The objects in lines of JSON that have a key."""
+    """The objects in lines of JSON that have a key; all objects without one."""
     found = []
     for line in output.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and key in row:
+        if isinstance(row, dict) and (not key or key in row):
             found.append(row)
     return found
 
@@ -183,7 +184,7 @@ def kernel_bench(r, name, options):
     """The row of a run of kernel-bench, and the lines of its JSON."""
     file = r.unfinished / f"{name}.json"
     row = r.run(name, [r.programs / "kernel-bench", "--device", r.device, "--json", file, *options], LIMITS[name])
-    return row, [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return row, json_lines(file.read_text(), "") if file.exists() else []
 
 
 def token(r):

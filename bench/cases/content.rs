@@ -54,7 +54,10 @@ fn repeat(queue: &mut dyn Queue, region: Region, pattern: &[u8]) -> Result<(), D
     queue.upload(region.subregion(0, filled)?, None, UploadSource::Borrowed(&pattern[..filled as usize]))?;
     while filled < bytes {
         let more = filled.min(bytes - filled);
-        _ = queue.copy_from(region.subregion(0, more)?, region.subregion(filled, more)?, None)?;
+        let copied = queue.copy_from(region.subregion(0, more)?, region.subregion(filled, more)?, None)?;
+        if !copied.is_submitted() {
+            return Err(DeviceError::Bug("a device that cannot copy its own memory".to_owned()));
+        }
         filled += more;
     }
     Ok(())

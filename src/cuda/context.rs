@@ -106,7 +106,7 @@ impl PrimaryContext {
 
     /// Marks the device as lost, by a fault of a kernel or by another cause (also a hang, which a stuck driver or another process
     /// may cause), and returns the error, that of the first time.
-    fn mark_lost(&self, reason: &str, by_kernel: bool) -> DeviceError {
+    pub(super) fn mark_lost(&self, reason: &str, by_kernel: bool) -> DeviceError {
         let loss = self.lost.get_or_init(|| {
             let logs = lock(&self.launch_logs);
             let running = LaunchLog::describe_running(&logs);
@@ -360,7 +360,18 @@ impl DeviceContext {
         self.primary.check_lost()?;
         self.bind()?;
         let end = self.acquire_event()?;
-        work(&self.service_stream)?;
+        let done = work(&self.service_stream).and_then(|()| self.wait_for_service(&end));
+        if done.is_err() {
+            // The caller releases what the work accesses.
+            self.service_stream.wait_out(|| self.poll_queues());
+            self.bind()?;
+        }
+        self.recycle_event(end);
+        done
+    }
+
+    /// Blocks until the service stream's work so far is done; `end` is recorded after it.
+    fn wait_for_service(self: &Arc<Self>, end: &Event) -> Result<(), DeviceError> {
         end.record(&self.service_stream)?;
         // The work is short, but it may run after that of queues, which count as hung first.
         let (timeout, mut began) = (self.options.device_timeout, Instant::now());
@@ -378,7 +389,6 @@ impl DeviceContext {
             }
             std::thread::sleep(super::events::POLL_INTERVAL);
         }
-        self.recycle_event(end);
         Ok(())
     }
 }

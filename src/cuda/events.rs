@@ -68,7 +68,28 @@ impl Stream {
         query(|| unsafe { driver_api::cuStreamQuery(self.raw) })
             .map_err(|e| self.context.driver_error("cuStreamQuery", e))
     }
+
+    /// Blocks until the stream has no work or its device is lost, whatever else fails: afterwards, no work of it accesses memory that
+    /// the caller releases. `notice_hang` is called meanwhile, and marks a hanging device as lost.
+    pub(super) fn wait_out(&self, notice_hang: impl Fn()) {
+        let mut failed = 0;
+        while self.context.lost().is_none() {
+            match self.context.bind().and_then(|()| self.is_idle()) {
+                Ok(true) => return,
+                Ok(false) => failed = 0,
+                Err(_) => failed += 1,
+            }
+            if failed == MAX_FAILED_QUERIES {
+                self.context.mark_lost("its streams cannot be queried any more", false);
+            }
+            notice_hang();
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
 }
+
+/// Queries of a stream that fail in a row before its device counts as lost.
+const MAX_FAILED_QUERIES: usize = 100;
 
 impl Drop for Stream {
     fn drop(&mut self) {

@@ -116,17 +116,6 @@ impl CudaExecutor {
         }
     }
 
-    /// Blocks until a stream of any device has no work.
-    fn wait_until_idle(&self, stream: &Stream) -> Result<(), DeviceError> {
-        let is_idle = || {
-            // Notices a hung GPU.
-            self.context.poll_queues();
-            stream.context().bind()?;
-            stream.is_idle()
-        };
-        self.events.wait_until(is_idle, || self.events.check())
-    }
-
     /// Blocks until events of any devices are reached.
     fn wait_for_events(&self, awaited: &[&Event]) -> Result<(), DeviceError> {
         let (context, events) = (Arc::clone(&self.context), Arc::clone(&self.events));
@@ -206,7 +195,7 @@ impl CudaExecutor {
         converted
     }
 
-    /// Submits the conversion of a span. Fails only if it is not submitted.
+    /// Submits the conversion of a span. An error means that nothing was submitted, which `end_conversion` relies on.
     fn convert(
         &mut self,
         memory: &DeviceMemory,
@@ -233,7 +222,7 @@ impl CudaExecutor {
     fn end_conversion(&mut self, memory: &DeviceMemory, stream: &Arc<Stream>, end: Event) -> Result<(), DeviceError> {
         match stream.context().bind().and_then(|()| end.record(stream)) {
             Ok(()) => memory.layout.set_conversion(stream, end),
-            Err(_) => self.wait_until_idle(stream)?,
+            Err(_) => stream.wait_out(|| self.context.poll_queues()),
         }
         self.context.bind()?;
         if self.is_own(stream) {

@@ -4,7 +4,6 @@ use super::{CudaExecutor, memory};
 use crate::cuda::commands::{Download, Downloaded};
 use crate::cuda::context::TransferBlock;
 use crate::cuda::copy::{self, SEGMENT, SHARED_SEGMENT, UploadSegment};
-use crate::cuda::events::POLL_INTERVAL;
 use crate::cuda::pinned::is_pinned;
 use crate::device::{DeviceError, Region, UploadSource};
 use std::any::Any;
@@ -117,9 +116,7 @@ impl CudaExecutor {
         drop(rows);
         let done = self.record().and_then(|seq| self.events.wait_reached(seq, || Ok(())));
         if done.is_err() {
-            while self.stream()?.is_idle() == Ok(false) {
-                std::thread::sleep(POLL_INTERVAL);
-            }
+            self.stream()?.wait_out(|| self.context.poll_queues());
         }
         done?;
         self.context.bind()
