@@ -172,8 +172,8 @@ impl BufferState {
         self.device.submit_write(!self.is_computed(), submit)
     }
 
-    /// Remembers an upload. Earlier ones of which it overwrites the start are not loaded again; those that it overwrites further on are
-    /// loaded before it, since loading is in the order of positions.
+    /// Remembers an upload. Earlier uploads that start in its range are dropped. One that starts before it stays, and is loaded before
+    /// it, because memory is restored in the order of positions.
     pub(crate) fn remember(&self, position: u64, upload: Upload) {
         let mut uploads = lock(&self.uploads);
         let end = position + upload.bytes;

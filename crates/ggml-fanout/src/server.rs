@@ -216,7 +216,7 @@ pub(crate) struct RestoredBuffer {
     pub(crate) memory: Region,
     /// The uploads that were to be loaded.
     uploads: Uploads,
-    /// The memory of those that were loaded, in order, with their digests.
+    /// The ranges of memory that were loaded, in order, with the digests of their bytes.
     pub(crate) filled: Vec<(Range<u64>, [u8; 32])>,
     /// Why a weight could not be loaded again.
     pub(crate) missing: Option<String>,

@@ -100,7 +100,7 @@ pub(crate) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Those of the folder, and those that an upload came from.
+    /// No file is parsed yet. `folder` is searched after the file that an upload came from.
     pub(crate) fn new(folder: Option<PathBuf>) -> ModelFiles {
         ModelFiles { folder, parsed: HashMap::new() }
     }

@@ -28,7 +28,7 @@ impl SharedQueue {
     }
 }
 
-/// Uploads of weights that may not have arrived. Should the queue fail, those that have arrived are not lost.
+/// Whether uploads of weights may be incomplete. If the queue fails then, weights are lost, too.
 #[derive(Default)]
 enum PendingLoads {
     #[default]
