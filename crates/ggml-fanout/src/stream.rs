@@ -156,6 +156,10 @@ impl Stream {
                 if outputs.is_empty() { Ok(Vec::new()) } else { queue.download_all(&outputs) }
             })
         });
+        // The graph may have been submitted to a new queue while what the failed one has not written still counted as valid.
+        if submitted.is_ok() && states.iter().zip(&epochs).any(|(state, &epoch)| state.epoch() != epoch) {
+            return Err(format!("{}: a graph: memory that it uses was lost meanwhile", self.device.label()));
+        }
         let results = submitted.and_then(|(reads, ticket)| match reads.is_empty() {
             true => Ok(Vec::new()),
             false => self.device.waited(ticket, reads.into_iter().map(|read| read.wait(None)).collect()),
