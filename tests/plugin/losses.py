@@ -16,11 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from devices import Programs
-from lost_servers import Pair, Wrong
+from lost_servers import Counts, Pair, Wrong
 from clients import Model, tail  # of tests/interop: `devices` adds the folder to the path
 
 PROMPT, TOKENS, MORE = 32, 16, 40
@@ -129,17 +129,6 @@ class Host:
         """The end of the log, and before it the plug-in's last lines: it logs a reason once."""
         own = [line for line in self._log if line.startswith("fanout: ")]
         return tail("".join(own), 6) + "\n" + tail("".join(self._log))
-
-
-@dataclass
-class Counts:
-    """What has happened in a row."""
-
-    losses: int = 0
-    errors: int = 0
-    right: int = 0
-    slowest_s: float = 0.0
-    history: list[str] = field(default_factory=list)
 
 
 class Row:

@@ -1,6 +1,7 @@
 """Two servers that a test loses and brings back, and what counts as a fault of a program that uses them."""
 
 import threading
+from dataclasses import dataclass, field
 
 from devices import Devices, Programs, keys
 from relay import Relay  # of tests/interop: `devices` adds the folder to the path
@@ -11,6 +12,17 @@ TIMEOUT_S = 3  # FANOUT_TIMEOUT: a stopped server counts as lost
 
 class Wrong(Exception):
     """A reply that must not be, or the end of the program."""
+
+
+@dataclass
+class Counts:
+    """What has happened in a row."""
+
+    losses: int = 0
+    right: int = 0
+    errors: int = 0
+    slowest_s: float = 0.0
+    history: list[str] = field(default_factory=list)
 
 
 class Pair:

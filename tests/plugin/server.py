@@ -17,11 +17,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from devices import Programs
-from lost_servers import TIMEOUT_S, Pair, Wrong
+from lost_servers import TIMEOUT_S, Counts, Pair, Wrong
 from clients import Model, tail  # of tests/interop: `devices` adds the folder to the path
 from servers import START_S, Server, free_port
 
@@ -157,23 +157,18 @@ class Llama(Server):
 
 
 @dataclass
-class Counts:
-    """What has happened in a row."""
+class ServerCounts(Counts):
+    """What has happened in a row of llama-server."""
 
-    losses: int = 0
-    right: int = 0
-    errors: int = 0
     ties: int = 0
     aborts: int = 0
     wrong: int = 0
-    slowest_s: float = 0.0
-    history: list[str] = field(default_factory=list)
 
 
 class Row:
     """llama-server on two servers, and what it must reply."""
 
-    def __init__(self, pair: Pair, llama: Llama, cpu: Llama, chance: random.Random, counts: Counts):
+    def __init__(self, pair: Pair, llama: Llama, cpu: Llama, chance: random.Random, counts: ServerCounts):
         self.pair, self.llama, self.cpu, self.chance, self.counts = pair, llama, cpu, chance, counts
         self.prompts = [chance.sample(WORDS, chance.randrange(8, 100)) for _ in range(3 * SLOTS)]
         self.chains = [self.reference(prompt) for prompt in self.prompts]
@@ -294,11 +289,11 @@ class Row:
         self.counts.slowest_s = max(self.counts.slowest_s, time.monotonic() - begin)
 
 
-def row(programs: Programs, setup: Setup, losses: int, seed: int) -> tuple[Counts, bool]:
+def row(programs: Programs, setup: Setup, losses: int, seed: int) -> tuple[ServerCounts, bool]:
     """Runs a row. Returns its counts, and whether it has passed."""
     begin, chance = time.monotonic(), random.Random(f"{seed} {setup}")
     program, model = programs.hosts["7"], setup.model.ensure(programs.models)
-    counts, problem = Counts(), ""
+    counts, problem = ServerCounts(), ""
     with Pair(programs, setup.with_keys) as pair:
         devices, saved = pair.devices(), ("--slot-save-path", str(programs.scratch))
         env = {**devices.env, "GGML_BACKEND_PATH": str(programs.plugin), "GGML_NO_BACKTRACE": "1"}

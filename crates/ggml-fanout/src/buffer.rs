@@ -133,6 +133,13 @@ impl BufferState {
         (tensor.data as usize).wrapping_sub(self.addresses.start()).wrapping_add(offset) as u64
     }
 
+    /// The bytes of a tensor, from the start of the memory.
+    pub(crate) fn range_of(&self, tensor: &Tensor) -> Range<u64> {
+        let start = self.position(tensor, 0);
+        // SAFETY: a tensor of the host.
+        start..start + unsafe { host::get().tensor_bytes(tensor) } as u64
+    }
+
     /// The region of `bytes` bytes from byte `offset` of a tensor.
     pub(crate) fn region(&self, tensor: &Tensor, offset: usize, bytes: usize) -> Result<Region, DeviceError> {
         self.memory().subregion(self.position(tensor, offset), bytes as u64)
@@ -319,9 +326,9 @@ fn remember_write(state: &BufferState, tensor: &Tensor, range: &Range<u64>, byte
         return;
     }
     state.forget(range);
-    // SAFETY: a tensor of the host.
-    let (all, name) = unsafe { (host::get().tensor_bytes(tensor), abi::name_of(tensor)) };
-    if all == bytes.len() && range.start == state.position(tensor, 0) && tensor.view_src.is_null() {
+    if *range == state.range_of(tensor) && tensor.view_src.is_null() {
+        // SAFETY: a tensor of the host.
+        let name = unsafe { abi::name_of(tensor) };
         state.remember(range.start, Upload::new(bytes, support::describe(tensor), name));
     }
 }
@@ -378,9 +385,7 @@ pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst:
 /// To be called before a tensor is overwritten by a copy.
 pub(crate) fn before_copy_to(to: &BufferState, dst: &Tensor) {
     to.changes();
-    let start = to.position(dst, 0);
-    // SAFETY: a tensor of the host.
-    to.forget(&(start..start + unsafe { host::get().tensor_bytes(dst) } as u64));
+    to.forget(&to.range_of(dst));
 }
 
 /// The regions of a copy: of the source, and of the target.

@@ -118,7 +118,9 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
     }
     guarded((), || {
         // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
-        let (state, name) = unsafe { (state_of(buffer), abi::name_of(tensor)) };
+        let state = unsafe { state_of(buffer) };
+        // SAFETY: as above.
+        let name = || unsafe { abi::name_of(tensor) };
         // SAFETY: as above.
         let tensor = unsafe { &*tensor };
         // SAFETY: the host passes such rows.
@@ -126,7 +128,7 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
             let start = state.position(tensor, offset + row * stride_tensor);
             let range = start..start + size as u64;
             let written = match state.holds_weights() {
-                true => write_weight(state, tensor, &name, range.clone(), bytes),
+                true => write_weight(state, tensor, name(), range.clone(), bytes),
                 false => write(state, tensor, range.clone(), bytes),
             };
             if let Err(error) = written {
@@ -140,7 +142,7 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
 fn write_weight(
     state: &BufferState,
     tensor: &Tensor,
-    name: &str,
+    name: String,
     range: Range<u64>,
     bytes: &[u8],
 ) -> Result<(), DeviceError> {
@@ -154,7 +156,7 @@ fn write_weight(
         let upload = |queue: &mut dyn Queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes));
         return state.submit(upload).map(|_| ());
     }
-    let weight = Upload::new(bytes, desc, name.to_owned());
+    let weight = Upload::new(bytes, desc, name);
     let epoch = state.epoch();
     state.remember(range.start, weight.clone());
     state.submit(|queue| {

@@ -346,9 +346,7 @@ unsafe extern "C" fn copy_tensor_async(
             Some((None, _)) => false,
             None => {
                 // The failure is kept for the next graph, and should the server be back by then, the copy is missing.
-                let start = to.position(dst, 0);
-                // SAFETY: a tensor of the host.
-                to.mark_lost(start..start + unsafe { host::get().tensor_bytes(dst) } as u64);
+                to.mark_lost(to.range_of(dst));
                 true
             }
         }

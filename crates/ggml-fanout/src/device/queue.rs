@@ -113,20 +113,14 @@ impl Device {
 
     /// Handles the result of waiting for work: all that was submitted before it is done, too, or its queue has failed.
     pub(crate) fn waited<T>(&self, ticket: Ticket, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
-        match &result {
-            Ok(_) => {
-                let mut shared = lock(&self.queue);
-                if shared.number == ticket.queue {
-                    shared.done = shared.done.max(ticket.work);
-                }
-            }
-            Err(error) => {
-                let mut shared = lock(&self.queue);
-                if shared.number == ticket.queue {
-                    self.close_failed(&mut shared, error);
-                }
+        let mut shared = lock(&self.queue);
+        if shared.number == ticket.queue {
+            match &result {
+                Ok(_) => shared.done = shared.done.max(ticket.work),
+                Err(error) => self.close_failed(&mut shared, error),
             }
         }
+        drop(shared);
         result
     }
 
@@ -163,18 +157,19 @@ impl Device {
 
     /// A point after all work that was submitted so far; `None` if all of it is done.
     pub(crate) fn mark(&self) -> Option<(TimelinePoint, Ticket)> {
-        let mut guard = lock(&self.queue);
-        let shared = &mut *guard;
-        let queue = shared.queue.as_mut().filter(|_| shared.done != shared.submitted)?;
-        Some((queue.mark(), Ticket { queue: shared.number, work: shared.submitted }))
+        self.mark_unless_done(|shared| shared.submitted)
     }
 
     /// A point after the work for which `synchronize` waits; `None` if it is done.
     pub(crate) fn mark_awaited(&self) -> Option<(TimelinePoint, Ticket)> {
-        let is_done = {
-            let shared = lock(&self.queue);
-            shared.done >= shared.awaited
-        };
-        if is_done { None } else { self.mark() }
+        self.mark_unless_done(|shared| shared.awaited)
+    }
+
+    fn mark_unless_done(&self, last: impl Fn(&SharedQueue) -> u64) -> Option<(TimelinePoint, Ticket)> {
+        let mut guard = lock(&self.queue);
+        let shared = &mut *guard;
+        let is_done = shared.done >= last(shared);
+        let queue = shared.queue.as_mut().filter(|_| !is_done)?;
+        Some((queue.mark(), Ticket { queue: shared.number, work: shared.submitted }))
     }
 }
