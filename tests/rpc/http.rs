@@ -57,6 +57,15 @@ impl Browser {
             Err(e) => e.kind() == ErrorKind::ConnectionReset,
         }
     }
+
+    /// Whether the server has closed the connection by now. Sends and reads nothing.
+    fn was_closed(&self) -> bool {
+        self.0.set_nonblocking(true).unwrap();
+        match self.0.peek(&mut [0]) {
+            Ok(n) => n == 0,
+            Err(e) => e.kind() == ErrorKind::ConnectionReset,
+        }
+    }
 }
 
 fn get(addr: SocketAddr, path: &str) -> Page {
@@ -218,13 +227,12 @@ fn many_browsers_keep_no_client_out() {
         browser.0.write_all(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\n").unwrap();
         browser
     };
-    let mut browsers: Vec<_> = (0..80).map(open).collect();
+    let browsers: Vec<_> = (0..80).map(open).collect();
     let mut clients = [Client::connect(&server), Client::connect(&server)];
     clients.iter_mut().for_each(Client::assert_alive);
-    // The first ones gave way to the last.
-    assert!(browsers[0].is_closed());
-    browsers[79].0.write_all(b"\r\n").unwrap();
-    assert_eq!(browsers[79].read("GET").status, 200);
+    // The server reads them on threads of their own, so that the order of their places is not known: all have had one once 16 are closed.
+    eventually("the first ones give way", || browsers.iter().filter(|browser| browser.was_closed()).count() >= 16);
+    assert_eq!(get(server.addr, "/api/status").status, 200);
 }
 
 #[test]
