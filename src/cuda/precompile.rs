@@ -26,6 +26,7 @@ const UNTYPED: &[&str] = &[
     "rope",
     "flash_attn",
     "flash_attn_f16",
+    "mul_mat_gemm_f16",
     "binary",
     "glu",
     "unary",
@@ -109,6 +110,7 @@ impl Precompiler {
             first.flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
             let later = packs.then_some("mul_mat").into_iter().chain(["flash_attn", "copy_to"]);
+            let later = ["mul_mat_gemm"].into_iter().chain(later);
             state.waiting.extend(later.flat_map(images));
             start_threads(&mut state, context);
         }

@@ -18,7 +18,6 @@ mod glu;
 mod linear_attn;
 mod moe;
 mod mul_mat;
-mod mul_mat_dequantized;
 mod mul_mat_fused;
 mod norm;
 mod pad;
