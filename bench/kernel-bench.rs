@@ -3,13 +3,12 @@
 
 use clap::Parser;
 use fanout::cpu::{CpuDevice, MathMode};
-use fanout::cuda::{self, CudaDevice, Gpu};
+use fanout::cuda::{self, CudaDevice, Gpu, gpu_rates};
 use fanout::device::{Device, MemoryBudget, Queue, Region};
 use fanout::graph::{Graph, TensorId};
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
 use fanout_bench::cases::{self, Case, Draft, Kind, Sizes, fill};
-use fanout_bench::gpu_rates::gpu_rates;
 use fanout_bench::timing::{TIMEOUT, finish, quantile, sample};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -168,7 +167,7 @@ impl Roofs {
         let giga = |rate: f64| format!("{:.0}", rate / 1e9);
         let copy = format!("copy {} GB/s (measured)", giga(self.copy));
         let Some(ArithmeticRoofs { f32, f16, tf32, int8 }) = self.arithmetic else {
-            return format!("{copy}; arithmetic unknown: bench/gpu_rates.rs has no row for this capability");
+            return format!("{copy}; arithmetic unknown: src/cuda/gpu_rates.rs has no row for this capability");
         };
         let tf32 = tf32.map_or("none".to_owned(), giga);
         format!(

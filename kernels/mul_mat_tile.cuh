@@ -1,5 +1,10 @@
 // Tiled GEMM of F32 on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory, and
-// multiplies them as three tf32 products (split_tf32), which keeps f32 accuracy. Included by mul_mat.cu.
+// multiplies them as three tf32 products (split_tf32). Included by mul_mat.cu.
+//
+// Tensor cores truncate each sum towards zero, which biases long sums: over 4096 elements of k, the NMSE of F32 weights would be
+// 1.5e-9, and 2.4e-8 if all terms are positive. So a tensor core sums only the DEPTH elements of a stage, and FADD, which rounds to
+// nearest, adds its sums to those of the stages before: one FADD per three mma, for an NMSE of 1e-12 (4e-13 with random signs) up to
+// 16384 elements. Every 128 elements instead would give 2e-11.
 //
 // A tile spans 32 elements of k, in two slabs of 16: 64 bytes per row. A lane needs elements 4 t to 4 t + 3 of its row for two
 // mma steps, which is a single load of 16 bytes. (The assignment of elements to steps is arbitrary, as long as both matrices
@@ -60,6 +65,7 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
     const bool needed = first + row < of.m && col < of.n;
     float sums[2][4][4] = {};
     auto multiply = [&](u32 stage) {
+        float of_stage[2][4][4] = {};
 #pragma unroll
         for (u32 slab = 0; slab < 2; slab++) {
             const float *tile = tiles[stage][slab];
@@ -90,11 +96,19 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
                     for (u32 i = 0; i < 4; i++) split_tf32(av[m][i % 2][step + i / 2], as[i], a_small[i]);
 #pragma unroll
                     for (u32 n = 0; n < 4; n++) {
-                        mma_tf32(sums[m][n], a_small, bs[n]);
-                        mma_tf32(sums[m][n], as, b_small[n]);
-                        mma_tf32(sums[m][n], as, bs[n]);
+                        mma_tf32(of_stage[m][n], a_small, bs[n]);
+                        mma_tf32(of_stage[m][n], as, b_small[n]);
+                        mma_tf32(of_stage[m][n], as, bs[n]);
                     }
                 }
+            }
+        }
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) {
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) sums[m][n][i] += of_stage[m][n][i];
             }
         }
     };

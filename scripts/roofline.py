@@ -3,9 +3,10 @@
 The canonical cases are in bench/cases/canonical.rs: products with 1 to 512 columns of a 4096 x 4096 matrix for each type, the
 other kernels of a decoder, and a layer of a llama model. A row of the table is a case, a kernel that it launches, and a target.
 
-  machine code  of the committed PTX, by a pinned ptxas and nvdisasm (scripts/roofline_sass.py), for sm_86, sm_90 and sm_100
-  counts        of the emulated GPU, an H200 (bench/roofline-counts.rs): executions of each PTX line, sectors, bank conflicts,
-                blocks; recorded in bench/roofline/counts.json, because they change only with the PTX, the grids and the cases
+  machine code  of the committed PTX, by a pinned ptxas and nvdisasm (scripts/roofline_sass.py), for sm_80, 86, 89, 90 and 120
+  counts        of the emulated GPU, an H200 (bench/roofline-counts.rs): executions of each PTX line, sectors, passes over
+                shared memory, blocks; recorded in bench/roofline/counts.json, because they change only with the PTX, the grids
+                and the cases
   time          modelled from both (scripts/roofline_model.py), as information; it is not compared
 
 The PTX line of each machine instruction gives its number of executions. The main loop is the shortest loop that executes at
@@ -42,7 +43,8 @@ LAYER = roofline_figures.LAYER
 # Columns of the table; docs/cuda.md explains them.
 COLUMNS = (
     "case", "kernel", "unit", "main", "instr", "ggml", "all", "alu", "fma", "heavy", "lsu", "xu", "tensor", "stalls", "waits",
-    "loads", "in flight KB", "regs", "spills", "smem", "warps", "waves", "sectors", "moved", "conflicts", "barriers", "us", "bound",
+    "loads", "in flight KB", "regs", "spills", "smem", "warps", "waves", "sectors", "moved", "L2 bytes", "passes", "conflicts",
+    "barriers", "us", "bound", "L2 share",
 )
 Failure = build_ptx.Failure
 
@@ -136,8 +138,8 @@ def stale(cases):
 
 @functools.lru_cache(None)
 def tools():
-    """Digest of the scripts that compute figures, and of the versions of the tools."""
-    scripts = [pathlib.Path(module.__file__) for module in (roofline_figures, sass, model)]
+    """Digest of the scripts that compute figures, of the table of rates, and of the versions of the tools."""
+    scripts = [*(pathlib.Path(module.__file__) for module in (roofline_figures, sass, model)), model.RATES]
     return "".join([*map(digest, scripts), build_ptx.NVRTC, sass.NVDISASM])
 
 
@@ -200,8 +202,9 @@ def table(target, rows, ggml):
             f"{row['per_pass']['stall_cycles']:g}", f"{row['per_pass']['scoreboard_waits']:g}", loads,
             f"{row['bytes_in_flight_per_sm'] / 1024:.1f}",
             row["registers"], row["spill_bytes"], row["shared_bytes"], row["warps_per_sm"], f"{row['waves']:.2f}",
-            f"{emulator['sectors_per_request']:.2f}", f"{emulator['moved_per_distinct_byte']:.2f}", emulator["bank_conflicts"],
-            f"{emulator['barriers_per_warp']:g}", f"{row['model']['us']:.1f}", row["model"]["bound"],
+            f"{emulator['sectors_per_request']:.2f}", f"{emulator['moved_per_distinct_byte']:.2f}",
+            f"{emulator['l2_bytes_per_unit']:.3g}", f"{emulator['shared_passes_per_unit']:.3g}", emulator["bank_conflicts"],
+            f"{emulator['barriers_per_warp']:g}", f"{row['model']['us']:.1f}", row["model"]["bound"], f"{row['model']['l2_share']:.2f}",
         ]
         text.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(text) + "\n" + "".join(layers(target, rows))

@@ -65,7 +65,7 @@ def figures(case, counted, entry, kernel, compiled, target):
     both = lambda field: sum(side.get(field, 0) for side in traffic.values())
     requests, sectors, moved = both("requests"), both("sectors"), both("bytes")
     distinct = kernel.get("global_read_distinct_bytes", 0) + kernel.get("global_written_distinct_bytes", 0)
-    time, bound = model.seconds(gpu, kernel, facts, held)
+    time, bound = model.seconds(target, kernel, facts, held)
     return {
         "unit": unit,
         "main": "loop" if facts["loop"] else "body",
@@ -87,8 +87,10 @@ def figures(case, counted, entry, kernel, compiled, target):
             "sectors_per_request": round(sectors / max(requests, 1), 3),
             "moved_per_distinct_byte": round(moved / max(distinct, 1), 3),
             "distinct_bytes": distinct,
+            "shared_passes_per_unit": each(kernel.get("shared_passes", 0)),
             "bank_conflicts": kernel.get("bank_conflicts", 0),
+            "l2_bytes_per_unit": round(model.l2_bytes(kernel) / units * (32 if unit == "mma" else 1), 3),
             "barriers_per_warp": round(kernel["barriers"] / (kernel["blocks"] * math.ceil(threads / 32)), 3),
         },
-        "model": {"us": round(time * 1e6, 2), "bound": bound},
+        "model": {"us": round(time * 1e6, 2), "bound": bound, "l2_share": round(model.l2_share(target, kernel, time), 3)},
     }

@@ -5,7 +5,7 @@ Execution counts come from PTX. `ptxas -lineinfo` records the PTX line of each m
 code. The emulator counts how often warps execute each PTX line. A basic block of machine code gets the median of its
 instructions' counts, because ptxas moves single instructions between blocks (loop invariants). If ptxas has unrolled or
 duplicated a block, several instructions with the same opcode come from one line; the count of the line is then divided
-among them.
+among them. In a block with instructions of tensor cores, only these determine its count.
 
     roofline_sass.py LISTING COUNTS    # prints the facts of a listing of `nvdisasm -hex -gp -c` as JSON; COUNTS: {"line": count}
 """
@@ -187,7 +187,10 @@ def execution_counts(function, lines):
     starts = block_starts(function)
     counts = []
     for start, end in zip(starts, [*starts[1:], len(code)]):
-        estimates = [lines.get(each.line, 0) / copies[each.line, each.opcode] for each in code[start:end]]
+        # One PTX line may become several instructions with the same opcode, which look like copies; one mma never does. Where a loop
+        # converts each element, most counts would be too small by factors of two to four.
+        sure = [each for each in code[start:end] if each.pipe == "tensor"] or code[start:end]
+        estimates = [lines.get(each.line, 0) / copies[each.line, each.opcode] for each in sure]
         if target_of(function, start) == start:
             estimates = [0]  # padding behind the end of the code: a branch to itself, and no-ops
         counts += [statistics.median(estimates)] * (end - start)

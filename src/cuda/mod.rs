@@ -18,6 +18,7 @@
 //! | `program_builder`, `columns`, `private_results` | compiles a graph to launches; the converted operands that products share; results in scratch memory |
 //! | `layout`, `program_layout` | which weights of a memory are repacked, and which layouts a program can read |
 //! | `turns` | the order in which sessions submit segments while several use the GPU |
+//! | `gpu_rates` | peak arithmetic rates of the architectures |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
 //!
 //! The kernels are in `kernels/`. Nodes without a kernel run on the CPU (`src/fallback`).
@@ -43,6 +44,7 @@ mod estimate;
 mod event_timeline;
 mod events;
 mod executor;
+mod gpu_rates;
 mod graph_exec;
 mod kernel;
 mod launch_log;
@@ -63,6 +65,7 @@ mod queue;
 mod turns;
 
 pub use driver::{CudaUnavailable, Gpu, detect, emulated_counts};
+pub use gpu_rates::{GpuRates, gpu_rates};
 
 use crate::device::{
     Buffer, Caps, Device, DeviceActivity, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HANG_TIMEOUT,

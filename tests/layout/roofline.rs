@@ -82,6 +82,52 @@ fn the_main_loop_is_found_and_counted() {
     assert_eq!(facts["unknown"], json!([]));
 }
 
+/// What a Python expression gives as JSON, where `m` is scripts/roofline_model.py. None without Python.
+fn model(expression: &str) -> Option<Value> {
+    let code = format!("import json, roofline_model as m; print(json.dumps({expression}))");
+    Command::new("python3").arg("--version").output().ok()?;
+    let output = Command::new("python3").args(["-c", &code]).current_dir(root().join("scripts")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// The rates are those of src/cuda/gpu_rates.rs for the products of the model, of which GeForce boards have half.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_model_has_the_rates_of_its_products() {
+    let Some(rates) = model("{t: [g.name, m.TENSOR[t]] for t, g in m.GPUS.items()}") else { return };
+    let rates = rates.as_object().unwrap();
+    assert_eq!(rates.len(), 5);
+    for (target, product) in rates {
+        let name = product[0].as_str().unwrap();
+        let expected = fanout::cuda::gpu_rates(target.parse().unwrap(), name).unwrap();
+        let expected = json!({"f16": expected.f16, "tf32": expected.tf32.unwrap(), "int8": expected.int8});
+        assert_eq!(product[1], expected, "{name}");
+    }
+}
+
+/// A multiprocessor serves a pass over shared memory per cycle; wide accesses take several, and a cp.async counts once per warp.
+#[test]
+fn shared_memory_is_modelled_by_passes() {
+    let facts = r#"{"body_executed": 0, "body_pipes": {}, "body_tensor": {}, "load_bytes_at_a_time": 0}"#;
+    let launch = r#"{"blocks": 132, "launches": 1, "threads": 132 * 128, "shared_passes": 132 * 198000, "shared_read": {"requests": 9e9}}"#;
+    let Some(found) = model(&format!(r#"m.seconds("90", {launch}, {facts}, {{"blocks_per_sm": 1}})"#)) else { return };
+    // 198000 passes at 1.98 GHz take 100 us at the peak rate.
+    let expected = 100e-6 / 0.45 + 1.3e-6;
+    assert!((found[0].as_f64().unwrap() / expected - 1.0).abs() < 1e-9, "{found}");
+    assert_eq!(found[1], "shared");
+}
+
+/// Bytes from L2: the sectors that each block reads, and those that warps write.
+#[test]
+fn the_share_of_l2_counts_sectors_once_per_block() {
+    let launch = r#"{"block_sectors": 300, "global_read": {"sectors": 9000}, "global_written": {"sectors": 20}}"#;
+    let expression = format!(r#"[m.l2_bytes({launch}), m.l2_share("90", {launch}, 1e-9) * 5120 * 1.98]"#);
+    let Some(found) = model(&expression) else { return };
+    assert_eq!(found[0], 10_240);
+    assert!((found[1].as_f64().unwrap() - 10_240.0).abs() < 1e-6, "{found}");
+}
+
 /// ptxas may unroll a loop: the instructions of a line share its executions.
 #[test]
 fn executions_are_divided_among_copies() {
@@ -91,6 +137,17 @@ fn executions_are_divided_among_copies() {
     let Some(facts) = facts("unrolled", &unrolled, &lines()) else { return };
     assert_eq!(facts["per_pass"]["instructions"], 13.0);
     assert_eq!((&facts["passes"], &facts["executed"]), (&json!(32.0), &json!(32.0 * 13.0)));
+}
+
+/// A line that becomes several instructions with the same opcode does not reduce the count of a block with an mma.
+#[test]
+fn blocks_with_mma_are_counted_by_it() {
+    let mut kernel = KERNEL.to_vec();
+    kernel[6] = (23, "HMMA.16816.F32 R6, R8, R12, R6", 4, 3);
+    kernel.splice(7..8, [(21, "PRMT R3, R3, 0x1, RZ", 4, 0); 8]);
+    let Some(facts) = facts("converts", &kernel, &lines()) else { return };
+    assert_eq!((&facts["passes"], &facts["body_tensor"]), (&json!(64.0), &json!({"HMMA.16816": 64.0})));
+    assert_eq!(facts["pipes"]["alu"], 64.0 * 9.0);
 }
 
 /// An opcode that no table lists is reported, and not counted silently.

@@ -267,7 +267,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Executes an atomic lane by lane; it counts as a load and a store. No other synchronisation is needed, because a block runs on one worker thread.
+    /// Executes an atomic lane by lane, and counts it as a load and a store. No other synchronisation is needed, because a block
+    /// runs on one worker thread.
     pub(super) fn update<const N: usize>(
         &mut self,
         at: &Addresses,

@@ -1,4 +1,4 @@
-//! Peak arithmetic rates of NVIDIA's architectures, for the roofline of the CUDA device.
+//! Peak arithmetic rates of NVIDIA's architectures, for rooflines. scripts/roofline_model.py reads the table from this text.
 //!
 //! Rates are dense multiply-adds per clock and multiprocessor; sparsity doubles the numbers of data sheets. Sources, by compute
 //! capability: 7.5 the Turing whitepaper (TU102); 8.0 the A100 whitepaper; 8.6 the GA102 whitepaper; 8.7 the technical brief of
