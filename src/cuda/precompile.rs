@@ -48,7 +48,8 @@ const UNTYPED: &[&str] = &[
 const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
 
 /// The files of `kernels/` for a type of a cache, which may also be that of weights.
-const OF_CACHE: [&str; 6] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma"];
+const OF_CACHE: [&str; 7] =
+    ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma", "mul_mat_gemm"];
 
 /// Limit of the threads of one device. Half of the cores at most: the others prepare and upload the weights meanwhile.
 const MAX_THREADS: usize = 4;
