@@ -67,8 +67,8 @@ fn probe(args: &Args) -> Outcome<bool> {
         return Err(format!("there is no probe {unknown}").into());
     }
     let gpus = cuda::detect()?;
-    let gpu =
-        gpus.get(args.device).ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
+    let gpu = gpus.iter().find(|gpu| gpu.ordinal == args.device);
+    let gpu = gpu.ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
     let begin = Instant::now();
     let device = open(gpu)?;
     let lab =

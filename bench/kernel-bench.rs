@@ -12,10 +12,14 @@ use fanout_bench::cases::{self, Case, Draft, Kind, Sizes, fill};
 use fanout_bench::timing::{TIMEOUT, finish, quantile, sample};
 use serde_json::{Value, json};
 use std::error::Error;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+mod token;
 
 /// Checks the kernels of a GPU against the CPU, then times them on the shapes of an 8B model. Each row shows the error relative
 /// to the CPU (NMSE), the time of one node (median, 10th and 90th percentile), operations and bytes per second, and the share
@@ -40,7 +44,11 @@ struct Args {
     #[arg(long)]
     smoke: bool,
 
-    /// Write all results to this file as JSON.
+    /// Time all layers of models instead of single kernels: steps of decoding and prompts, with programmatic launch and without it.
+    #[arg(long)]
+    models: bool,
+
+    /// Write the results to this file, each as a line of JSON once it is known.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
@@ -68,8 +76,8 @@ fn main() -> ExitCode {
 /// Runs the benchmark; true if all results were correct.
 fn bench(args: &Args) -> Outcome<bool> {
     let gpus = cuda::detect()?;
-    let gpu =
-        gpus.get(args.device).ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
+    let gpu = gpus.iter().find(|gpu| gpu.ordinal == args.device);
+    let gpu = gpu.ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
     let emulated = cuda::emulated_counts().is_some();
     let smoke = args.smoke || emulated;
     let bench = Bench::new(gpu)?;
@@ -77,6 +85,14 @@ fn bench(args: &Args) -> Outcome<bool> {
     let roofs = if emulated { None } else { Some(Roofs::measure(&bench, gpu)?) };
     if let Some(roofs) = &roofs {
         println!("{}", roofs.line());
+    }
+    let mut json = args.json.as_ref().map(File::create).transpose()?;
+    let mut report = |row: &Value| -> Outcome<()> {
+        Ok(json.as_mut().map_or(Ok(()), |file| file.write_all(format!("{row}\n").as_bytes()))?)
+    };
+    report(&json!({"version": fanout::VERSION, "gpu": gpu.to_string(), "roofs": roofs.as_ref().map(Roofs::json)}))?;
+    if args.models {
+        return token::run(&bench, gpu, roofs.as_ref().filter(|_| !smoke), &args.filter, args.seconds, &mut report);
     }
     let sizes = if smoke { Sizes::SMOKE } else { Sizes::MODEL };
     let mut rows = Vec::new();
@@ -87,18 +103,13 @@ fn bench(args: &Args) -> Outcome<bool> {
         }
         let row = bench.row(case, roofs.as_ref(), args.seconds)?;
         println!("{}", row.line());
+        report(&row.json())?;
         rows.push(row);
     }
     if rows.is_empty() {
         return Err(format!("no case contains `{}`", args.filter).into());
     }
     let wrong: Vec<_> = rows.iter().filter(|row| !row.is_correct()).map(|row| row.case.name()).collect();
-    if let Some(path) = &args.json {
-        let roofs = roofs.as_ref().map(Roofs::json);
-        let cases: Vec<_> = rows.iter().map(Row::json).collect();
-        let all = json!({"version": fanout::VERSION, "gpu": gpu.to_string(), "roofs": roofs, "cases": cases});
-        std::fs::write(path, serde_json::to_string_pretty(&all)? + "\n")?;
-    }
     if let Some(path) = &args.markdown {
         let head = if emulated { Row::counts_header() } else { Row::header() };
         let lines: Vec<_> = rows.iter().map(Row::line).collect();

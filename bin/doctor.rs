@@ -1,6 +1,7 @@
-//! `rpc-server doctor`: checks this machine and servers, and says what is wrong and which command mends it. `machine` and `server`
-//! make the findings, `report` prints them.
+//! `rpc-server doctor`: checks this machine and servers, and says what is wrong and which command mends it. `machine`, `server`
+//! and `ggml` make the findings, `report` prints them.
 
+mod ggml;
 mod machine;
 mod report;
 mod server;
@@ -57,6 +58,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     self_test: bool,
 
+    /// Check only whether programs with this ggml load fanout's plug-in: the path of their `libggml-base.so`.
+    #[arg(long, value_name = "LIBRARY", conflicts_with_all = ["servers", "key", "self_test"])]
+    ggml: Option<PathBuf>,
+
     /// Print the findings as JSON.
     #[arg(long)]
     json: bool,
@@ -84,6 +89,11 @@ impl FromStr for CheckedServer {
 
 /// Checks this machine and the servers. Success if nothing is wrong; warnings are not counted.
 pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
+    if let Some(library) = &args.ggml {
+        let mut report = Report::new(args.json);
+        ggml::check(&mut report, library);
+        return report.finish();
+    }
     let credentials = match Credentials::read(args) {
         Ok(credentials) => credentials,
         Err(e) => return fail(&e),

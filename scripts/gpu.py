@@ -17,32 +17,15 @@ from pathlib import Path
 
 import nvidia_smi
 
-# Time limit of each part, in seconds: each is below ten minutes, all together below 25.
-LIMITS = {"ops": 120, "sweep": 300, "sanitizer": 520, "bench": 270, "probes": 100, "models": 140}
+# The parts in their order, what a machine may not have time for last, with the time limit of each in seconds: each is below nine
+# minutes, all together below 27.
+LIMITS = {"token": 150, "sweep": 300, "ops": 120, "bench": 270, "probes": 100, "sanitizer": 520, "models": 140}
 # compute-sanitizer slows kernels down a hundredfold, so it gets a share of the cases of each family. The sweep itself ends after
 # SOFT seconds, because a killed sanitizer reports nothing; HARD is the limit if it does not.
 FAMILIES = ("flash_attn", "mul_mat", "rows", "sort", "norm")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SOFT, HARD, EVERY = 22, 60, 4
 MODEL_TYPES = ("f32", "f16", "q4_0", "q4_k_m")
-
-
-def run(name, command, seconds, environment=None):
-    """Runs a program; returns its row in the report, with the whole output as `output`."""
-    command = list(map(str, command))
-    began = time.monotonic()
-    with tempfile.TemporaryFile() as log:
-        try:
-            status = run_to_file(command, log, max(1, seconds), {**os.environ, **(environment or {})})
-        except OSError as error:
-            status = f"not started: {error}"
-        log.seek(0)
-        output = log.read().decode(errors="replace")
-    row = {"name": name, "command": " ".join(command), "status": status, "seconds": round(time.monotonic() - began, 1)}
-    print(f"{name}: {'ok' if status == 0 else f'FAILED ({status})'} in {row['seconds']:.0f} s", flush=True)
-    if status != 0:
-        print("\n".join(output.splitlines()[-30:]), flush=True)
-    return {**row, "tail": output.splitlines()[-12 if status == 0 else -200 :], "output": output}
 
 
 def run_to_file(command, log, seconds, environment):
@@ -87,10 +70,13 @@ class Run:
     def __init__(self, kit, programs, arguments):
         device = str(arguments.device)
         self.kit, self.programs, self.device, self.arguments = kit, programs, device, arguments
-        listed = run("list devices", [programs / "rpc-server", "--list-devices"], 60)["output"]
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        self.unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=arguments.out))
+        listed = self.run("list devices", [programs / "rpc-server", "--list-devices"], 60)["output"]
         name = re.compile(rf"\s*CUDA{re.escape(device)}\b")
         gpu = next((line for line in listed.splitlines() if name.match(line)), None)
         if gpu is None:
+            shutil.rmtree(self.unfinished)
             sys.exit(f"gpu.py: the server lists no GPU {device}:\n{listed}")
         self.gpu = gpu.split(":", 1)[1].strip()
         capability = re.search(r"capability (\d+)\.(\d)", self.gpu)
@@ -102,21 +88,45 @@ class Run:
         first = visible.split(",")[arguments.device] if visible else device
         self.real = {"FANOUT_TEST_GPU": "1", "CUDA_VISIBLE_DEVICES": first}
 
+    def run(self, name, command, seconds, environment=None):
+        """Runs a program; returns its row in the report, with the whole output as `output`.
+
+        Until the report is complete, the folder `unfinished` has the output, and the row once the program has ended: what was
+        measured is kept if this script is killed.
+        """
+        command = list(map(str, command))
+        began = time.monotonic()
+        with (self.unfinished / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.log").open("w+b") as log:
+            try:
+                status = run_to_file(command, log, max(1, seconds), {**os.environ, **(environment or {})})
+            except OSError as error:
+                status = f"not started: {error}"
+            log.seek(0)
+            output = log.read().decode(errors="replace")
+        seconds = round(time.monotonic() - began, 1)
+        row = {"name": name, "command": " ".join(command), "status": status, "seconds": seconds}
+        with (self.unfinished / "rows.json").open("a") as rows:
+            print(json.dumps(row), file=rows)
+        print(f"{name}: {'ok' if status == 0 else f'FAILED ({status})'} in {seconds:.0f} s", flush=True)
+        if status != 0:
+            print("\n".join(output.splitlines()[-30:]), flush=True)
+        return {**row, "tail": output.splitlines()[-12 if status == 0 else -200 :], "output": output}
+
 
 def ops(r):
     """The op tests: every op against its formula."""
-    return {"rows": [run("op tests", [r.programs / "ops"], LIMITS["ops"], r.real)]}
+    return {"rows": [r.run("op tests", [r.programs / "ops"], LIMITS["ops"], r.real)]}
 
 
 def json_lines(output, key):
-    """The objects in lines of JSON that have a key."""
+    """The objects in lines of JSON that have a key; all objects without one."""
     found = []
     for line in output.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and key in row:
+        if isinstance(row, dict) and (not key or key in row):
             found.append(row)
     return found
 
@@ -132,7 +142,16 @@ def sweep_row(row):
 def sweep(r):
     """Every variant of every kernel, for each PTX target, against the CPU."""
     command = [r.programs / "cuda", "sweep", "--nocapture", "--test-threads", "1"]
-    return {"rows": [sweep_row(run("sweep", command, LIMITS["sweep"], r.real))]}
+    return {"rows": [sweep_row(r.run("sweep", command, LIMITS["sweep"], r.real))]}
+
+
+def refusal_of(r, program):
+    """Why compute-sanitizer does not work here, if so: some machines forbid debuggers of the GPU."""
+    probe = r.run("sanitizer probe", [program, "--error-exitcode", "9", r.programs / "rpc-server", "--list-devices"], HARD)
+    if probe["status"] == 0:
+        return None
+    errors = [line.strip("= ") for line in probe["output"].splitlines() if "rror" in line]
+    return f"compute-sanitizer does not work here: {(errors or probe['tail'] or [probe['status']])[0]}"
 
 
 def sanitizer(r):
@@ -140,6 +159,9 @@ def sanitizer(r):
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if program is None:
         return {"rows": [left_out("sanitizer", "compute-sanitizer is not installed")]}
+    refused = refusal_of(r, program)
+    if refused:
+        return {"rows": [left_out("sanitizer", refused)]}
     # The kernels of the newest target: those of older targets are used where it has none.
     target = "8_0" if r.capability >= 80 else "7_5"
     rows, until = [], time.monotonic() + LIMITS["sanitizer"]
@@ -152,22 +174,35 @@ def sanitizer(r):
             limits = {"FANOUT_TEST_FAMILY": family, "FANOUT_TEST_EVERY": str(EVERY), "FANOUT_TEST_SECONDS": str(SOFT)}
             test = [r.programs / "cuda", f"sweep::every_variant_on_capability_{target}", "--exact", "--nocapture"]
             command = [program, "--tool", tool, "--error-exitcode", "9", *test]
-            row = sweep_row(run(f"{tool} {family}", command, min(HARD, left), {**r.real, **limits}))
+            row = sweep_row(r.run(f"{tool} {family}", command, min(HARD, left), {**r.real, **limits}))
             summary = [line.strip("= ") for line in row["output"].splitlines() if "SUMMARY" in line]
             rows.append({**row, "tool": tool, "family": family, "summary": summary})
     return {"rows": rows}
 
 
+def kernel_bench(r, name, options):
+    """The row of a run of kernel-bench, and the lines of its JSON."""
+    file = r.unfinished / f"{name}.json"
+    row = r.run(name, [r.programs / "kernel-bench", "--device", r.device, "--json", file, *options], LIMITS[name])
+    return row, json_lines(file.read_text(), "") if file.exists() else []
+
+
+def token(r):
+    """All layers of models: steps of decoding and prompts, with programmatic launch and without it."""
+    row, lines = kernel_bench(r, "token", ["--models", "--seconds", "0.5"])
+    steps = [line for line in lines if "tokens" in line]
+    if row["status"] == 0 and not steps:
+        row["status"] = "measured nothing"
+    return {"rows": [row], "steps": steps}
+
+
 def bench(r):
     """kernel-bench: the time of each kernel, and its share of the roofline."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("bench.json", "bench.md")]
-        options = ["--device", r.device, "--filter", r.arguments.bench, "--json", files[0], "--markdown", files[1]]
-        row = run("kernel-bench", [r.programs / "kernel-bench", *options], LIMITS["bench"])
-        kernels = json.loads(files[0].read_text()) if files[0].exists() else None
-        # kernel-bench writes the files when it ends; until then, it prints the rows.
-        table = files[1].read_text() if files[1].exists() else f"```text\n{row['output']}\n```\n"
-    return {"rows": [row], "kernels": kernels, "table": table}
+    table = r.unfinished / "bench.md"
+    row, lines = kernel_bench(r, "bench", ["--filter", r.arguments.bench, "--markdown", table])
+    # kernel-bench writes the table when it ends; until then, it prints the rows.
+    table = table.read_text() if table.exists() else f"```text\n{row['output']}\n```\n"
+    return {"rows": [row], "kernels": lines, "table": table}
 
 
 def probes(r):
@@ -176,7 +211,7 @@ def probes(r):
     with tempfile.TemporaryDirectory() as cache:
         for name, options, share in (("probes", (), 0.8), ("probes, warm cache", ("--probes", "modules"), 0.2)):
             command = [program, "--device", r.device, *options]
-            row = run(name, command, share * LIMITS["probes"], {"CUDA_CACHE_PATH": cache})
+            row = r.run(name, command, share * LIMITS["probes"], {"CUDA_CACHE_PATH": cache})
             rows.append(row)
             for line in json_lines(row["output"], "probe"):
                 answers.append({**line, "probe": line["probe"] + name.removeprefix("probes")})
@@ -197,7 +232,7 @@ def models(r):
                     continue
                 model = Path(folder) / f"{size}-{kind}.gguf"
                 make = [sys.executable, r.kit / "interop/make_model.py", model, "--size", size, "--type", kind]
-                made = run(f"make {name}", make, until - time.monotonic())
+                made = r.run(f"make {name}", make, until - time.monotonic())
                 rows.append(serve_and_ask(r, model, name, until) if made["status"] == 0 else made)
                 model.unlink(missing_ok=True)
     return {"rows": rows}
@@ -219,7 +254,7 @@ def serve_and_ask(r, model, name, until):
                 time.sleep(0.05)
                 at = re.search(r"^listening on (\S+)\s", log.read_text(errors="replace"), re.MULTILINE)
             ask = [sys.executable, r.kit / "interop/llama_client.py", model, "--rpc", at[1], "--compare"]
-            row = run(name, ask, until - time.monotonic())
+            row = r.run(name, ask, until - time.monotonic())
             lines = [line for line in row["output"].splitlines() if line.startswith("{")]
             return {**row, "result": json.loads(lines[-1]) if lines else None}
         finally:
@@ -231,7 +266,15 @@ def serve_and_ask(r, model, name, until):
                 server.wait()
 
 
-PARTS = {"ops": ops, "sweep": sweep, "sanitizer": sanitizer, "bench": bench, "probes": probes, "models": models}
+PARTS = {
+    "token": token,
+    "sweep": sweep,
+    "ops": ops,
+    "bench": bench,
+    "probes": probes,
+    "sanitizer": sanitizer,
+    "models": models,
+}
 
 
 def state_cell(part):
@@ -282,6 +325,13 @@ def markdown(report):
             worst = f"{worst['nmse']} | {worst['bound']} | {cell(worst['case'])}"
             lines.append(f"| {row['capability']} | {row['family']} | {counts} | {worst} |")
             lines += [f"| | | | | | | | FAILED: {cell(failure)} |" for failure in row["first_failures"]]
+    if "token" in report["parts"]:
+        lines += ["", "## Models", "", "| type | tokens | layers | us | us without programmatic launch | floor, us | tok/s | same bytes |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
+        for row in report["parts"]["token"]["steps"]:
+            times = f"{row['programmatic_us']:.0f} | {row['plain_us']:.0f} | {row['floor_us'] or 0:.0f}"
+            of = f"{row['model']}, {row['shape'].split(', ')[-1]} | {row['tokens']} | {row['layers']}"
+            lines.append(f"| {of} | {times} | {row['tokens_per_s']:.0f} | {'yes' if row['same_bytes'] else 'NO'} |")
     if "probes" in report["parts"]:
         lines += ["", "## Probes", "", "| probe | answer |", "|---|---|"]
         for line in report["parts"]["probes"]["answers"]:
@@ -336,7 +386,6 @@ def measure(r):
         "parts": {},
     }
     print(f"{r.gpu}; driver {report['facts']['driver']}", flush=True)
-    a.out.mkdir(parents=True, exist_ok=True)
     stem = f"{date}-{re.sub(r'[^A-Za-z0-9]+', '-', r.gpu.split(',')[0]).strip('-')}"
     # A run of some parts has a name of its own, so that it does not replace another run of the day.
     stem += "".join(f"-{name}" for name in a.parts) if a.parts != list(PARTS) else ""
@@ -351,6 +400,7 @@ def measure(r):
         # After each part: what has been measured is kept if the machine goes away.
         (a.out / f"{stem}.json").write_text(json.dumps(report, indent=1) + "\n")
         (a.out / f"{stem}.md").write_text(markdown(report))
+    shutil.rmtree(r.unfinished)
     print(f"wrote {a.out / stem}.json and .md")
     if failed:
         sys.exit(f"gpu.py: failed: {', '.join(failed)}")

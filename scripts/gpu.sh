@@ -9,10 +9,10 @@ Usage: scripts/gpu.sh pack [FOLDER]
 
   pack  on a machine with Rust: builds the server, kernel-bench, gpu-probes, the op tests and the tests of the CUDA device,
         and copies them with the scripts to FOLDER (default: target/gpu-kit); at most 64 MiB
-  run   on a machine with a GPU, without Rust or network: runs the op tests, the sweep over all kernels, compute-sanitizer if
-        installed, kernel-bench, gpu-probes, and models end to end if a llama.cpp client for Python is installed; writes
-        DATE-DEVICE.json and .md into bench/results. All parts take less than 25 minutes; `--parts LIST` runs some of
-        them, each in less than 10 minutes. `run --help` lists the options
+  run   on a machine with a GPU, without Rust or network: times the layers of models, runs the sweep over all kernels, the op
+        tests, kernel-bench, gpu-probes, compute-sanitizer if installed, and models end to end if a llama.cpp client for
+        Python is installed; writes DATE-DEVICE.json and .md into bench/results. All parts take less than 27 minutes;
+        `--parts LIST` runs some of them, each in less than 9 minutes. `run --help` lists the options
 
 FOLDER contains a copy of this script; after copying FOLDER to another machine, call FOLDER/scripts/gpu.sh run there.
 

@@ -47,19 +47,20 @@ pub fn fill(
     Ok(())
 }
 
-/// Fills a region with repetitions of a pattern.
+/// Fills a region with repetitions of a pattern. The device copies what it has: uploading a model takes minutes.
 fn repeat(queue: &mut dyn Queue, region: Region, pattern: &[u8]) -> Result<(), DeviceError> {
-    let mut at = 0;
-    let mut write = |mut to: &mut [u8]| {
-        while !to.is_empty() {
-            let n = to.len().min(pattern.len() - at);
-            let (now, rest) = to.split_at_mut(n);
-            now.copy_from_slice(&pattern[at..at + n]);
-            (at, to) = ((at + n) % pattern.len(), rest);
+    let bytes = region.bytes();
+    let mut filled = bytes.min(pattern.len() as u64);
+    queue.upload(region.subregion(0, filled)?, None, UploadSource::Borrowed(&pattern[..filled as usize]))?;
+    while filled < bytes {
+        let more = filled.min(bytes - filled);
+        let copied = queue.copy_from(region.subregion(0, more)?, region.subregion(filled, more)?, None)?;
+        if !copied.is_submitted() {
+            return Err(DeviceError::Bug("a device that cannot copy its own memory".to_owned()));
         }
-        Ok(())
-    };
-    queue.upload(region, None, UploadSource::Writer(&mut write))
+        filled += more;
+    }
+    Ok(())
 }
 
 /// The bytes of a content, encoded in `dtype`; repeated, they fill the tensor.

@@ -16,11 +16,12 @@ use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
-use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q4_0, Q6_K, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q4_0, Q4_K, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
 mod canonical;
 mod content;
+mod layer;
 mod vision;
 
 pub use canonical::canonical;
@@ -165,6 +166,11 @@ impl Case {
         format!("{} {} {} ", self.op, self.dtype, self.shape)
     }
 
+    /// Number of sets of data in [`Case::draft`].
+    pub fn sets(&self) -> usize {
+        self.sets
+    }
+
     /// A graph with all sets of data.
     pub fn draft(&self) -> Result<Draft, BuildError> {
         self.draft_of(self.sets, Draft::default())
@@ -187,6 +193,19 @@ impl Case {
         Ok(draft)
     }
 }
+
+/// Steps of decoding and prompts of a whole model: its type, its sizes, and the number of tokens.
+pub fn models(s: &Sizes, layers: usize) -> Vec<(Case, usize)> {
+    let long = Sizes { context: 8 * s.context, ..*s };
+    let of_type = |t| {
+        let steps = [1, 2, 8, 16, s.prompt / 8, s.prompt].map(|n| (layer::layers(s, t, n, layers), n));
+        steps.into_iter().chain([(layer::layers(&long, t, 1, layers), 1)])
+    };
+    [Q4_K, Q8_0, BF16].into_iter().flat_map(of_type).collect()
+}
+
+/// Layers of a model.
+pub const LAYERS: usize = 32;
 
 /// All cases, in the order they are timed.
 pub fn all(s: &Sizes) -> Vec<Case> {

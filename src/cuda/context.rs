@@ -2,7 +2,8 @@
 
 use super::CudaOptions;
 use super::deferred_drop::DeferredDrops;
-use super::driver::{Gpu, describe, is_kernel_fault, poisons};
+use super::driver::Gpu;
+use super::driver_api::{self, DriverError, RetainedContext};
 use super::event_timeline::EventTimeline;
 use super::events::{Event, Stream};
 use super::launch_log::LaunchLog;
@@ -15,7 +16,6 @@ use super::programmatic::ProgrammaticLaunch;
 use super::turns::{GpuTurns, StreamStatus};
 use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline, TimelinePoint};
 use crate::poison::lock;
-use cudarc::driver::{CudaContext, DriverError, result};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -38,7 +38,7 @@ const SERVICE_TIMEOUTS: u32 = 10;
 pub(super) struct PrimaryContext {
     /// Name of the device, for example `CUDA0`.
     pub(super) name: String,
-    cuda: Arc<CudaContext>,
+    cuda: Arc<RetainedContext>,
     /// Why the device is unusable until the process is started again.
     lost: OnceLock<Loss>,
     /// A kernel does not end: calls that release something may wait for it.
@@ -60,42 +60,38 @@ impl PrimaryContext {
     /// memory.
     pub(super) fn open(gpu: &Gpu, name: &str) -> Result<(Arc<PrimaryContext>, u64), DeviceError> {
         let failed = |call| move |e| super::driver::driver_error(name, call, e);
-        let cuda = CudaContext::new(gpu.ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let cuda = RetainedContext::new(gpu.ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let primary = Arc::new(PrimaryContext {
             name: name.to_owned(),
-            cuda,
+            cuda: Arc::new(cuda),
             lost: OnceLock::new(),
             hung: AtomicBool::new(false),
             launch_logs: Mutex::default(),
         });
         primary.bind()?;
-        let (free, _) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
-        Ok((primary, free as u64))
+        let (free, _) = driver_api::memory_info().map_err(failed("cuMemGetInfo"))?;
+        Ok((primary, free))
     }
 
-    pub(super) fn cuda(&self) -> &CudaContext {
+    pub(super) fn cuda(&self) -> &RetainedContext {
         &self.cuda
     }
 
     /// Makes the context current on the calling thread. Required before each driver call for this device.
     pub(super) fn bind(&self) -> Result<(), DeviceError> {
-        self.cuda.bind_to_thread().map_err(|e| self.driver_error("cuCtxSetCurrent", e))
+        self.cuda.bind().map_err(|e| self.driver_error("cuCtxSetCurrent", e))
     }
 
     /// As `bind`, before a call that releases a driver object. Returns false if the call must not be made: the context is unusable,
     /// or the call could wait for a kernel that never ends. The object then lives until the process ends.
     pub(super) fn bind_for_release(&self) -> bool {
-        !self.is_hung() && self.cuda.bind_to_thread().is_ok()
+        !self.is_hung() && self.cuda.bind().is_ok()
     }
 
     /// The error of a failed driver call on this device. If it makes the context unusable, the device is lost.
     pub(super) fn driver_error(&self, call: &'static str, e: DriverError) -> DeviceError {
         let error = super::driver::driver_error(&self.name, call, e);
-        if poisons(e.0) {
-            self.mark_lost(&format!("{call} failed: {}", describe(e)), is_kernel_fault(e.0))
-        } else {
-            error
-        }
+        if e.poisons() { self.mark_lost(&format!("{call} failed: {e}"), e.is_kernel_fault()) } else { error }
     }
 
     /// Marks the device as lost because a kernel does not end, and returns the error. From now on, nothing of the device is
@@ -110,7 +106,7 @@ impl PrimaryContext {
 
     /// Marks the device as lost, by a fault of a kernel or by another cause (also a hang, which a stuck driver or another process
     /// may cause), and returns the error, that of the first time.
-    fn mark_lost(&self, reason: &str, by_kernel: bool) -> DeviceError {
+    pub(super) fn mark_lost(&self, reason: &str, by_kernel: bool) -> DeviceError {
         let loss = self.lost.get_or_init(|| {
             let logs = lock(&self.launch_logs);
             let running = LaunchLog::describe_running(&logs);
@@ -239,7 +235,6 @@ impl DeviceContext {
         limit: impl FnOnce(u64) -> u64,
     ) -> Result<Arc<DeviceContext>, DeviceError> {
         let (primary, free) = PrimaryContext::open(gpu, name)?;
-        let ordinal = i32::try_from(gpu.ordinal).map_err(|_| DeviceError::Bug("a GPU's number".to_owned()))?;
         let context = Arc::new(DeviceContext {
             gpu: gpu.clone(),
             options,
@@ -251,7 +246,7 @@ impl DeviceContext {
             upload_memory: TransferMemory::new(&primary)?,
             download_memory: TransferMemory::new(&primary)?,
             error_words: PinnedArena::new(&primary, ERROR_WORD_BYTES, ERROR_WORD_BYTES)?,
-            memory_source: MemorySource::new(&primary, ordinal)
+            memory_source: MemorySource::new(&primary, gpu.ordinal)
                 .map_err(|e| primary.driver_error("cuMemPoolCreate", e))?,
             service_stream: Stream::new(&primary)?,
             deferred_drops: DeferredDrops::default(),
@@ -284,10 +279,10 @@ impl DeviceContext {
     pub(super) fn memory_info(&self) -> Result<(u64, u64), DeviceError> {
         self.primary.check_lost()?;
         self.bind()?;
-        let (free, total) = result::mem_get_info().map_err(|e| self.driver_error("cuMemGetInfo", e))?;
+        let (free, total) = driver_api::memory_info().map_err(|e| self.driver_error("cuMemGetInfo", e))?;
         let kept: u64 =
             super::peer::devices_of(self.gpu.ordinal).iter().map(|device| device.memory_source.kept()).sum();
-        Ok((free as u64 + kept, total as u64))
+        Ok((free + kept, total))
     }
 
     pub(super) fn driver_error(&self, call: &'static str, e: DriverError) -> DeviceError {
@@ -365,7 +360,18 @@ impl DeviceContext {
         self.primary.check_lost()?;
         self.bind()?;
         let end = self.acquire_event()?;
-        work(&self.service_stream)?;
+        let done = work(&self.service_stream).and_then(|()| self.wait_for_service(&end));
+        if done.is_err() {
+            // The caller releases what the work accesses.
+            self.service_stream.wait_out(|| self.poll_queues());
+            self.bind()?;
+        }
+        self.recycle_event(end);
+        done
+    }
+
+    /// Blocks until the service stream's work so far is done; `end` is recorded after it.
+    fn wait_for_service(self: &Arc<Self>, end: &Event) -> Result<(), DeviceError> {
         end.record(&self.service_stream)?;
         // The work is short, but it may run after that of queues, which count as hung first.
         let (timeout, mut began) = (self.options.device_timeout, Instant::now());
@@ -383,7 +389,6 @@ impl DeviceContext {
             }
             std::thread::sleep(super::events::POLL_INTERVAL);
         }
-        self.recycle_event(end);
         Ok(())
     }
 }

@@ -5,10 +5,10 @@
 #![allow(unsafe_code)]
 
 use super::context::{DeviceContext, TransferBlock};
+use super::driver_api;
 use super::events::{Event, Stream};
 use super::memory::DeviceMemory;
 use crate::device::DeviceError;
-use cudarc::driver::{result, sys};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl UploadSegment {
         let address = dst.address_of(offset, bytes as u64)?;
         // SAFETY: the source lies in pinned memory that is retained and not rewritten until the copy is done. The destination lies in
         // its allocation, which the queue retains until then.
-        unsafe { result::memcpy_htod_async(address, piece, stream.raw()) }
+        unsafe { driver_api::cuMemcpyHtoDAsync_v2(address, piece.as_ptr().cast(), bytes, stream.raw()) }
             .map_err(|e| dst.context().driver_error("cuMemcpyHtoDAsync", e))?;
         // Align the next piece to a cache line.
         self.used += bytes.next_multiple_of(64);
@@ -79,7 +79,7 @@ impl UploadSegment {
 pub(super) fn upload_pinned(stream: &Stream, dst: &DeviceMemory, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
     let address = dst.address_of(offset, bytes.len() as u64)?;
     // SAFETY: the source lives until the copy is done: the one caller waits for it. The destination lies in its allocation.
-    unsafe { result::memcpy_htod_async(address, bytes, stream.raw()) }
+    unsafe { driver_api::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), stream.raw()) }
         .map_err(|e| dst.context().driver_error("cuMemcpyHtoDAsync", e))
 }
 
@@ -95,7 +95,7 @@ pub(super) fn download(
     let piece = block.block.slice_mut(to.start, to.len());
     let piece = piece.ok_or(DeviceError::Misuse("a download beyond its block"))?;
     // SAFETY: the source lies in its allocation. The destination is pinned memory that the caller retains.
-    unsafe { result::memcpy_dtoh_async(piece, address, stream.raw()) }
+    unsafe { driver_api::cuMemcpyDtoHAsync_v2(piece.as_mut_ptr().cast(), address, piece.len(), stream.raw()) }
         .map_err(|e| src.context().driver_error("cuMemcpyDtoHAsync", e))
 }
 
@@ -108,7 +108,7 @@ pub(super) fn copy_within_device(
 ) -> Result<(), DeviceError> {
     let (context, from, to) = (dst.context(), src.address_of(from, bytes)?, dst.address_of(to, bytes)?);
     // SAFETY: both ranges lie in their allocations, which the queue retains until the copy is done.
-    unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream.raw()) }
+    unsafe { driver_api::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream.raw()) }
         .map_err(|e| context.driver_error("cuMemcpyDtoDAsync", e))
 }
 
@@ -123,16 +123,15 @@ pub(super) fn copy_peer(
     let (from, to) = (src.address_of(from, bytes)?, dst.address_of(to, bytes)?);
     // SAFETY: as in `copy_within_device`; both contexts are alive, because the allocations hold references to them.
     unsafe {
-        sys::cuMemcpyPeerAsync(
+        driver_api::cuMemcpyPeerAsync(
             to,
-            context.primary().cuda().cu_ctx(),
+            context.primary().cuda().raw(),
             from,
-            other.primary().cuda().cu_ctx(),
+            other.primary().cuda().raw(),
             bytes as usize,
             stream.raw(),
         )
     }
-    .result()
     .map_err(|e| context.driver_error("cuMemcpyPeerAsync", e))
 }
 
@@ -199,13 +198,13 @@ fn submit_through_host(
         let host = host.ok_or(DeviceError::Misuse("a piece beyond its block"))?;
         // SAFETY: the source range lies in its allocation, which the queue retains. The block is rewritten only after the copy out
         // of it (`emptied`), and the host never accesses it.
-        unsafe { result::memcpy_dtoh_async(host, from, from_stream.raw()) }
+        unsafe { driver_api::cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), from, host.len(), from_stream.raw()) }
             .map_err(|e| source.driver_error("cuMemcpyDtoHAsync", e))?;
         slot.filled.record(from_stream)?;
         context.bind()?;
         stream.wait_event(&slot.filled)?;
         // SAFETY: as above for the opposite direction: this copy runs after `filled`.
-        unsafe { result::memcpy_htod_async(to, host, stream.raw()) }
+        unsafe { driver_api::cuMemcpyHtoDAsync_v2(to, host.as_ptr().cast(), host.len(), stream.raw()) }
             .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
         slot.emptied.record(stream)?;
         slot.used = true;

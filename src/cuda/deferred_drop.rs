@@ -63,11 +63,13 @@ impl DeferredDrop {
         DeferredDrop { _resources: resources, events: Arc::clone(events), end, context: Arc::clone(context) }
     }
 
-    /// Whether the device no longer uses the resources: the last event is reached, or the device has failed or hangs.
+    /// Whether the device no longer uses the resources: the last event is reached, or the device is lost. (A query that fails otherwise is
+    /// repeated with the next poll.)
     fn is_complete(&self) -> bool {
         // Notices that the GPU hangs: nobody waits for the points of a dropped queue.
         let _ = self.events.poll_events();
-        self.context.primary().is_hung() || self.context.bind().is_err() || self.end.is_reached() != Ok(false)
+        let is_reached = self.context.bind().and_then(|()| self.end.is_reached());
+        is_reached == Ok(true) || self.context.primary().lost().is_some()
     }
 
     /// Drops the resources, whose work is done unless the GPU hangs.

@@ -94,8 +94,8 @@ impl CudaExecutor {
         }
     }
 
-    /// Runs `work`, which submits to the stream. Fails if the queue has failed or was aborted. A driver error fails the queue for
-    /// good.
+    /// Runs `work`, which submits to the stream. Fails if the queue has failed or was aborted. Only the loss of the device fails the
+    /// queue for good: after another error, what `work` would have written is unspecified, and later work is right.
     pub(super) fn submit<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
@@ -105,7 +105,7 @@ impl CudaExecutor {
         self.check_failure()?;
         self.dirty = true;
         let done = self.context.bind().and_then(|()| work(self));
-        if let Err(e @ (DeviceError::Driver { .. } | DeviceError::Lost { .. })) = &done {
+        if let Err(e @ DeviceError::Lost { .. }) = &done {
             self.events.fail(&self.timeline, e.clone());
         }
         done
@@ -187,10 +187,14 @@ impl CudaExecutor {
             let _reservations = (self.budget.reserve(size)?, self.context.budget.reserve(size)?);
             let stream = self.stream()?;
             let memory = DeviceMemory::uninitialized(&self.context, size, &stream)?;
-            memory.fill(&stream, 0, COUNTER_BYTES, 0)?;
-            if let Some(old) = self.scratch.replace(QueueScratch { memory, _reservations }) {
-                self.events.retain_until(self.numbers.next(), Box::new(old));
+            let filled = memory.fill(&stream, 0, COUNTER_BYTES, 0);
+            let made = QueueScratch { memory, _reservations };
+            let unused = if filled.is_ok() { self.scratch.replace(made) } else { Some(made) };
+            // Also memory that was not filled: the stream allocates it.
+            if let Some(unused) = unused {
+                self.events.retain_until(self.numbers.next(), Box::new(unused));
             }
+            filled?;
         }
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address() + COUNTER_BYTES))
     }
@@ -252,8 +256,11 @@ impl CudaExecutor {
         }
         self.events.record_wait(self.numbers.next(), point);
         let stream = self.stream()?;
-        events.with_event_from(point.seq(), |event| stream.wait_event(event))?;
-        Ok(Waited::Done)
+        match events.with_event_from(point.seq(), |event| stream.wait_event(event)) {
+            // The stream does not wait, so later work is held back until the point is reached.
+            Err(DeviceError::Driver { .. }) => Ok(Waited::NotSubmitted(point.clone())),
+            waits => waits.map(|()| Waited::Done),
+        }
     }
 
     /// The point after the work of the stream, if it is not done. A held command that would wait for it is tried again then: the

@@ -5,11 +5,11 @@
 #![allow(unsafe_code)]
 
 use super::context::{DeviceContext, PrimaryContext};
-use super::driver::{AddDependencies, EdgeData, describe, poisons};
+use super::driver_api::{self, DriverError, EdgeData};
 use super::events::Stream;
 use super::kernel::{ArgumentBuffer, LaunchAddresses, LoadedLaunch};
 use crate::device::DeviceError;
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ struct Graph(sys::CUgraph);
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: the graph is destroyed once. It is an object of the host, independent of contexts.
-        let _ = unsafe { result::graph::destroy(self.0) };
+        let _ = unsafe { driver_api::cuGraphDestroy(self.0) };
     }
 }
 
@@ -69,13 +69,13 @@ type FailedCall = (&'static str, DriverError);
 
 /// Whether an error may say that the driver has no programmatic edges, or not for this call.
 fn may_refuse(e: DriverError) -> bool {
-    !poisons(e.0) && e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    !e.poisons() && e != DriverError::OUT_OF_MEMORY
 }
 
 /// From now on, graphs have plain edges.
 fn refuse_programmatic(context: &DeviceContext, (call, e): FailedCall) {
-    let (name, reason) = (&context.primary().name, describe(e));
-    log::warn!("{name}: no programmatic dependent launch, because {call} failed: {reason}");
+    let name = &context.primary().name;
+    log::warn!("{name}: no programmatic dependent launch, because {call} failed: {e}");
     context.programmatic.refuse();
 }
 
@@ -88,54 +88,59 @@ impl GraphExec {
         context: &DeviceContext,
         launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)> + Clone,
     ) -> Result<GraphExec, DeviceError> {
-        if let Some(add_dependencies) = context.programmatic.edges() {
-            match GraphExec::try_build(context, launches.clone(), Some(add_dependencies)) {
+        if context.programmatic.has_edges() {
+            match GraphExec::try_build(context, launches.clone(), true) {
                 Err(failed) if may_refuse(failed.1) => refuse_programmatic(context, failed),
                 built => return built.map_err(|(call, e)| context.driver_error(call, e)),
             }
         }
-        GraphExec::try_build(context, launches, None).map_err(|(call, e)| context.driver_error(call, e))
+        GraphExec::try_build(context, launches, false).map_err(|(call, e)| context.driver_error(call, e))
     }
 
-    /// Builds a graph with plain edges, or with programmatic ones by the driver's function for them.
+    /// Builds a graph with plain or programmatic edges.
     fn try_build<'a>(
         context: &DeviceContext,
         launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)>,
-        programmatic: Option<AddDependencies>,
+        programmatic: bool,
     ) -> Result<GraphExec, FailedCall> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the function writes one handle.
-        unsafe { sys::cuGraphCreate(&raw mut raw, 0) }.result().map_err(|e| ("cuGraphCreate", e))?;
+        unsafe { driver_api::cuGraphCreate(&raw mut raw, 0) }.map_err(|e| ("cuGraphCreate", e))?;
         let (graph, mut nodes) = (Graph(raw), Vec::<sys::CUgraphNode>::new());
         for (launch, at) in launches {
             let mut node = std::ptr::null_mut();
             let before = match programmatic {
-                None => nodes.last().map_or(&[][..], std::slice::from_ref),
-                Some(_) => &[],
+                false => nodes.last().map_or(&[][..], std::slice::from_ref),
+                true => &[],
             };
             // SAFETY: the graph and the node before are alive. The parameters come from a launch (see `LoadedLaunch::launch`);
             // the driver copies the arguments. The program keeps the function loaded for longer than this graph.
             with_parameters(launch, &at, |parameters| unsafe {
-                sys::cuGraphAddKernelNode_v2(&raw mut node, graph.0, before.as_ptr(), before.len(), parameters)
+                driver_api::cuGraphAddKernelNode_v2(&raw mut node, graph.0, before.as_ptr(), before.len(), parameters)
             })
-            .result()
             .map_err(|e| ("cuGraphAddKernelNode", e))?;
             nodes.push(node);
         }
-        if let (Some(add_dependencies), Some(edges @ 1..)) = (programmatic, nodes.len().checked_sub(1)) {
+        if programmatic && let Some(edges @ 1..) = nodes.len().checked_sub(1) {
             let data = vec![EdgeData::PROGRAMMATIC; edges];
             // SAFETY: the graph is alive. Edge i goes from node i to node i + 1: both arrays have as many nodes as there are edges.
-            unsafe { add_dependencies(graph.0, nodes.as_ptr(), nodes[1..].as_ptr(), data.as_ptr(), edges) }
-                .result()
-                .map_err(|e| ("cuGraphAddDependencies", e))?;
+            unsafe {
+                driver_api::cuGraphAddDependencies_v2(
+                    graph.0,
+                    nodes.as_ptr(),
+                    nodes[1..].as_ptr(),
+                    data.as_ptr(),
+                    edges,
+                )
+            }
+            .map_err(|e| ("cuGraphAddDependencies", e))?;
         }
         let mut raw = std::ptr::null_mut();
         // SAFETY: the graph is alive; the function writes one handle.
-        unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, graph.0, 0) }
-            .result()
+        unsafe { driver_api::cuGraphInstantiateWithFlags(&raw mut raw, graph.0, 0) }
             .map_err(|e| ("cuGraphInstantiate", e))?;
         let context = Arc::clone(context.primary());
-        Ok(GraphExec { raw, _graph: graph, nodes, programmatic: programmatic.is_some(), context })
+        Ok(GraphExec { raw, _graph: graph, nodes, programmatic, context })
     }
 
     /// Number of its launches.
@@ -157,9 +162,8 @@ impl GraphExec {
             // SAFETY: the executable graph and the node are alive, since `_graph` owns the node; the parameters are as in `build`.
             // Launches that were submitted before keep their parameters.
             let changed = with_parameters(launch, &at, |parameters| unsafe {
-                sys::cuGraphExecKernelNodeSetParams_v2(self.raw, node, parameters)
-            })
-            .result();
+                driver_api::cuGraphExecKernelNodeSetParams_v2(self.raw, node, parameters)
+            });
             match changed {
                 Err(e) if self.programmatic && may_refuse(e) => {
                     refuse_programmatic(context, ("cuGraphExecKernelNodeSetParams", e));
@@ -175,7 +179,8 @@ impl GraphExec {
     pub(super) fn launch(&self, context: &DeviceContext, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive. The launching queue retains the memory that the kernels access, as for single
         // launches.
-        unsafe { result::graph::launch(self.raw, stream.raw()) }.map_err(|e| context.driver_error("cuGraphLaunch", e))
+        unsafe { driver_api::cuGraphLaunch(self.raw, stream.raw()) }
+            .map_err(|e| context.driver_error("cuGraphLaunch", e))
     }
 }
 
@@ -183,7 +188,7 @@ impl Drop for GraphExec {
     fn drop(&mut self) {
         if self.context.bind_for_release() {
             // SAFETY: the handle is destroyed once; the driver defers the release until running launches are done.
-            let _ = unsafe { result::graph::exec_destroy(self.raw) };
+            let _ = unsafe { driver_api::cuGraphExecDestroy(self.raw) };
         }
     }
 }

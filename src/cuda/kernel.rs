@@ -8,13 +8,14 @@
 use super::access::{Access, KernelArguments};
 use super::context::DeviceContext;
 use super::driver::Gpu;
+use super::driver_api;
 use super::events::Stream;
 use super::layout::PackedSpan;
 use super::modules::Function;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::{MAX_SRC, OpCode};
 use crate::tensor::DType;
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 
@@ -332,7 +333,7 @@ impl LoadedLaunch {
         stream: &Stream,
         at: &LaunchAddresses,
     ) -> Result<(), DeviceError> {
-        let (blocks, threads, shared) = self.shape();
+        let ([x, y, z], [tx, ty, tz], shared) = self.shape();
         let mut arguments = self.arguments(at);
         let mut list = [(&raw mut arguments).cast::<c_void>()];
         // SAFETY: the function is alive, because `function` keeps its module loaded. It takes one struct, whose size
@@ -340,13 +341,18 @@ impl LoadedLaunch {
         // behind the pointers: graph validation (extents, overlaps) and the op family's choice of the grid establish this, and
         // the emulator checks it in tests. The queue retains that memory until the work is done.
         unsafe {
-            result::launch_kernel(
+            driver_api::cuLaunchKernel(
                 self.function.raw(),
-                (blocks[0], blocks[1], blocks[2]),
-                (threads[0], threads[1], threads[2]),
+                x,
+                y,
+                z,
+                tx,
+                ty,
+                tz,
                 shared,
                 stream.raw(),
-                &mut list,
+                list.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         }
         .map_err(|e| match context.driver_error("cuLaunchKernel", e) {

@@ -253,6 +253,15 @@ impl MemoryLayout {
         if users.mark_behind(stream) { None } else { users.conversion.clone() }
     }
 
+    /// Records that a stream, which has accessed the memory, is not ordered after the last conversion.
+    pub(super) fn mark_unordered(&self, stream: &Arc<Stream>) {
+        let mut users = lock(&self.users);
+        let same = |(user, _): &&mut (Weak<Stream>, u64)| std::ptr::eq(user.as_ptr(), Arc::as_ptr(stream));
+        if let Some((_, behind)) = users.streams.iter_mut().find(same) {
+            *behind = 0;
+        }
+    }
+
     /// The other streams that have accessed the memory.
     pub(super) fn other_streams(&self, stream: &Arc<Stream>) -> Vec<Arc<Stream>> {
         let users = lock(&self.users);

@@ -7,10 +7,11 @@
 
 use super::context::{DeviceContext, PrimaryContext};
 use super::deferred_drop::DeferredDrops;
+use super::driver_api::{self, DriverError};
 use super::events::{POLL_INTERVAL, Stream};
 use super::layout::MemoryLayout;
 use crate::device::DeviceError;
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::sys;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,17 +39,16 @@ unsafe impl Send for MemoryPool {}
 unsafe impl Sync for MemoryPool {}
 
 /// The part of a pool's description that names a GPU.
-fn location(ordinal: i32) -> sys::CUmemLocation {
-    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+fn location(ordinal: usize) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 }
 }
 
 impl MemorySource {
     /// A pool on the GPU `ordinal`, if it has pools. The context must be current.
-    pub(super) fn new(context: &Arc<PrimaryContext>, ordinal: i32) -> Result<MemorySource, DriverError> {
+    pub(super) fn new(context: &Arc<PrimaryContext>, ordinal: usize) -> Result<MemorySource, DriverError> {
         let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-        let device = result::device::get(ordinal)?;
-        // SAFETY: the driver returned the device.
-        if unsafe { result::device::get_attribute(device, supported)? } == 0 {
+        let device = driver_api::device(ordinal)?;
+        if matches!(driver_api::device_attribute(device, supported), Ok(0) | Err(_)) {
             return Ok(MemorySource::Direct);
         }
         // SAFETY: all fields are integers, enums with a variant 0, or pointers, for which zeros are valid.
@@ -57,30 +57,29 @@ impl MemorySource {
         properties.location = location(ordinal);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the description is valid for the call, which writes one handle.
-        unsafe { sys::cuMemPoolCreate(&raw mut raw, &raw const properties) }.result()?;
+        unsafe { driver_api::cuMemPoolCreate(&raw mut raw, &raw const properties) }?;
         let pool = MemoryPool { raw, context: Arc::clone(context) };
         // Otherwise the driver would return freed memory to the system at the next synchronising call of any thread, which that
         // thread would wait for. `trim` returns it.
         let mut keep = u64::MAX;
         let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         // SAFETY: the pool is alive, and the attribute is a 64-bit integer.
-        unsafe { sys::cuMemPoolSetAttribute(pool.raw, threshold, (&raw mut keep).cast()) }.result()?;
+        unsafe { driver_api::cuMemPoolSetAttribute(pool.raw, threshold, (&raw mut keep).cast()) }?;
         Ok(MemorySource::Pool(pool))
     }
 
     /// Allocates at least one byte, for use on `stream`, and on other streams after an event of it.
     fn allocate(&self, bytes: usize, stream: &Stream) -> Result<sys::CUdeviceptr, DriverError> {
+        let mut address = 0;
         match self {
-            // SAFETY: the caller has made the context current; the returned value owns the memory.
-            MemorySource::Direct => unsafe { result::malloc_sync(bytes) },
-            MemorySource::Pool(pool) => {
-                let mut address = 0;
-                // SAFETY: pool and stream are alive; the function writes one address.
-                unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool.raw, stream.raw()) }
-                    .result()
-                    .map(|()| address)
-            }
+            // SAFETY: the caller has made the context current; the function writes one address.
+            MemorySource::Direct => unsafe { driver_api::cuMemAlloc_v2(&raw mut address, bytes) },
+            // SAFETY: pool and stream are alive; the function writes one address.
+            MemorySource::Pool(pool) => unsafe {
+                driver_api::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool.raw, stream.raw())
+            },
         }
+        .map(|()| address)
     }
 
     /// The driver call that allocates.
@@ -92,12 +91,12 @@ impl MemorySource {
     }
 
     /// Lets the GPU `ordinal` access the pool's memory. Peer access between contexts does not include pools.
-    pub(super) fn allow_peer(&self, ordinal: i32) -> Result<(), DriverError> {
+    pub(super) fn allow_peer(&self, ordinal: usize) -> Result<(), DriverError> {
         let MemorySource::Pool(pool) = self else { return Ok(()) };
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location: location(ordinal), flags };
         // SAFETY: the pool is alive, and the function reads one description.
-        unsafe { sys::cuMemPoolSetAccess(pool.raw, &raw const access, 1) }.result()
+        unsafe { driver_api::cuMemPoolSetAccess(pool.raw, &raw const access, 1) }
     }
 
     /// Returns the memory that the pool keeps to the system.
@@ -113,8 +112,8 @@ impl MemorySource {
         let attribute = |attribute| {
             let mut value = 0u64;
             // SAFETY: the pool is alive, and both attributes are 64-bit integers.
-            let read = unsafe { sys::cuMemPoolGetAttribute(pool.raw, attribute, (&raw mut value).cast()) };
-            read.result().map_or(0, |()| value)
+            let read = unsafe { driver_api::cuMemPoolGetAttribute(pool.raw, attribute, (&raw mut value).cast()) };
+            read.map_or(0, |()| value)
         };
         attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .saturating_sub(attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT))
@@ -125,7 +124,7 @@ impl MemoryPool {
     fn trim(&self) {
         if self.context.bind_for_release() {
             // SAFETY: the pool is alive. The driver keeps memory that submitted work may still use.
-            let _ = unsafe { sys::cuMemPoolTrimTo(self.raw, 0) };
+            let _ = unsafe { driver_api::cuMemPoolTrimTo(self.raw, 0) };
         }
     }
 }
@@ -134,7 +133,7 @@ impl Drop for MemoryPool {
     fn drop(&mut self) {
         if self.context.bind_for_release() {
             // SAFETY: the pool is destroyed once, after its last allocation was freed: allocations own the device's context.
-            let _ = unsafe { sys::cuMemPoolDestroy(self.raw) };
+            let _ = unsafe { driver_api::cuMemPoolDestroy(self.raw) };
         }
     }
 }
@@ -190,12 +189,12 @@ impl DeviceMemory {
         let size =
             usize::try_from(bytes.max(1)).map_err(|_| DeviceError::Misuse("a buffer beyond the address space"))?;
         let allocate = || context.memory_source.allocate(size, stream);
-        let is_out_of_memory = |e: &DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let is_out_of_memory = |e: &DriverError| *e == DriverError::OUT_OF_MEMORY;
         let allocated = allocate().or_else(|e| {
             if is_out_of_memory(&e) {
                 // The devices of the GPU may be freeing memory, and their pools keep what was freed.
                 super::peer::devices_of(context.gpu.ordinal).iter().for_each(release_freed);
-                context.primary().cuda().bind_to_thread()?;
+                context.primary().cuda().bind()?;
                 return allocate();
             }
             Err(e)
@@ -237,7 +236,7 @@ impl DeviceMemory {
             return Ok(());
         }
         // SAFETY: `address_of` checked that the range lies in this allocation, which outlives the work (see the type).
-        unsafe { result::memset_d8_async(address, value, bytes as usize, stream.raw()) }
+        unsafe { driver_api::cuMemsetD8Async(address, value, bytes as usize, stream.raw()) }
             .map_err(|e| self.context.driver_error("cuMemsetD8Async", e))
     }
 }
@@ -253,7 +252,7 @@ impl Drop for DeviceMemory {
             // fails; the driver then frees the memory with the context.
             MemorySource::Pool(_) => {
                 // SAFETY: the address came from the pool and is freed once. No work uses it (see the type).
-                let _ = unsafe { sys::cuMemFreeAsync(self.address, context.service_stream().raw()) };
+                let _ = unsafe { driver_api::cuMemFreeAsync(self.address, context.service_stream().raw()) };
                 DeferredDrops::trim_later(context);
             }
             MemorySource::Direct => DeferredDrops::free_later(context, DirectMemory(self.address)),
@@ -268,6 +267,6 @@ impl DirectMemory {
     /// Frees the memory. The context must be current.
     pub(super) fn free(self) {
         // SAFETY: the address came from cuMemAlloc and is freed once.
-        let _ = unsafe { result::free_sync(self.0) };
+        let _ = unsafe { driver_api::cuMemFree_v2(self.0) };
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `driver` | detection of the driver and the GPUs, properties of a GPU, driver errors |
+//! | `driver_api` | the functions of the driver, whose results are numbers; driver errors |
+//! | `driver` | detection of the driver and the GPUs, properties of a GPU |
 //! | `context` | state shared by the queues and buffers of a device: CUDA context, event pool, pinned memory pool, modules |
 //! | `memory`, `pinned`, `events`, `copy`, `graph_exec`, `kernel`, `modules` | RAII wrappers of driver objects, with most `unsafe` code |
 //! | `precompile` | compiles modules in the background, ahead of their use |
@@ -40,6 +41,7 @@ mod context;
 mod copy;
 mod deferred_drop;
 mod driver;
+mod driver_api;
 mod estimate;
 mod event_timeline;
 mod events;
@@ -202,7 +204,7 @@ impl Device for CudaDevice {
             Feature::new("multiprocessors", gpu.multiprocessors),
             Feature::new("timeout", format_args!("{} s", options.device_timeout.as_secs_f64())),
             Feature::new("launch check", if options.launch_check { "on" } else { "off" }),
-            Feature::new("programmatic launch", if self.context.programmatic.edges().is_some() { "on" } else { "off" }),
+            Feature::new("programmatic launch", if self.context.programmatic.has_edges() { "on" } else { "off" }),
         ]
     }
 

@@ -6,11 +6,12 @@
 #![allow(unsafe_code)]
 
 use super::context::{DeviceContext, PrimaryContext};
+use super::driver_api;
 use super::kernel::{IMAGES, KernelEntry, KernelLaunch, LoadedLaunch, PtxImage, find_entry};
 use super::programmatic::with_grid_waits;
 use crate::device::{DeviceError, ModuleLoad, Reservation};
 use crate::poison::lock;
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 use flate2::read::ZlibDecoder;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{CString, c_void};
@@ -23,6 +24,12 @@ use std::time::Instant;
 
 /// Limit of the threads that compile the modules of a program, its caller included.
 const MAX_COMPILING_THREADS: usize = 8;
+
+/// First driver that may return a function which is not loaded, and has a call that loads it: CUDA 12.4. Otherwise the first launch
+/// would load it, synchronise and perhaps fail. Drivers of CUDA 12.2 and 12.3 load a function when it is requested (CUDA C++ Programming
+/// Guide 12.2, "Lazy Loading"), older ones with its module. Setting CUDA_MODULE_LOADING to EAGER instead would load all kernels of a
+/// module, and a library must not set environment variables, which other threads may be reading.
+const FUNC_LOAD_DRIVER: u32 = 12040;
 
 /// A loaded kernel, which keeps its module loaded.
 #[derive(Clone)]
@@ -59,7 +66,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         if self.context.bind_for_release() {
             // SAFETY: the module is unloaded once, after the last `Function` of it was dropped.
-            let _ = unsafe { result::module::unload(self.raw) };
+            let _ = unsafe { driver_api::cuModuleUnload(self.raw) };
         }
     }
 }
@@ -109,9 +116,15 @@ impl Modules {
         let module = self.load(context, entry.image)?;
         context.bind()?;
         let name = CString::new(entry.name).map_err(|e| DeviceError::Bug(e.to_string()))?;
-        // SAFETY: the module is alive.
-        let raw = unsafe { result::module::get_function(module.raw, name) };
-        Ok(Function { raw: raw.map_err(|e| context.driver_error("cuModuleGetFunction", e))?, _module: module })
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is alive; the function writes one handle.
+        unsafe { driver_api::cuModuleGetFunction(&raw mut raw, module.raw, name.as_ptr()) }
+            .map_err(|e| context.driver_error("cuModuleGetFunction", e))?;
+        if context.gpu.driver >= FUNC_LOAD_DRIVER {
+            // SAFETY: as above.
+            unsafe { driver_api::cuFuncLoad(raw) }.map_err(|e| context.driver_error("cuFuncLoad", e))?;
+        }
+        Ok(Function { raw, _module: module })
     }
 }
 
@@ -213,9 +226,9 @@ fn load_module(context: &DeviceContext, image: &PtxImage) -> Result<Module, Devi
     // SAFETY: the text ends with a zero byte, as the driver requires for PTX. The options are a log buffer and its size, which
     // the driver reads as a number.
     let loaded = unsafe {
-        sys::cuModuleLoadDataEx(&raw mut raw, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
+        driver_api::cuModuleLoadDataEx(&raw mut raw, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
     };
-    loaded.result().map_err(|e| match context.driver_error("cuModuleLoadData", e) {
+    loaded.map_err(|e| match context.driver_error("cuModuleLoadData", e) {
         DeviceError::Driver { device, call, reason } => {
             let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
             let message = String::from_utf8_lossy(&log[..end]);

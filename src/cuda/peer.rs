@@ -7,12 +7,11 @@
 
 use super::context::DeviceContext;
 use super::copy::copy_peer;
-use super::driver::describe;
+use super::driver_api::{self, DriverError};
 use super::memory::DeviceMemory;
 use super::pinned::PinnedArena;
 use crate::device::DeviceError;
 use crate::poison::lock;
-use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -75,7 +74,7 @@ fn connect_pair(a: &Arc<DeviceContext>, b: &Arc<DeviceContext>) -> Result<bool, 
         Ok(false) => return Ok(false),
         // For example, the limit of peer connections is reached.
         Err(e) => {
-            log::info!("no peer copies {}: {}; copies go through the host", names(), describe(e));
+            log::info!("no peer copies {}: {e}; copies go through the host", names());
             return Ok(false);
         }
     }
@@ -94,24 +93,24 @@ fn connect_pair(a: &Arc<DeviceContext>, b: &Arc<DeviceContext>) -> Result<bool, 
 
 /// Enables peer access in both directions. Returns false if the devices have no link.
 fn enable_access(a: &DeviceContext, b: &DeviceContext) -> Result<bool, DriverError> {
-    let ordinal = |context: &DeviceContext| i32::try_from(context.gpu.ordinal).unwrap_or(-1);
+    let gpu = |context: &DeviceContext| driver_api::device(context.gpu.ordinal);
     for (from, to) in [(a, b), (b, a)] {
         let mut can = 0;
-        let (from, to) = (result::device::get(ordinal(from))?, result::device::get(ordinal(to))?);
+        let (from, to) = (gpu(from)?, gpu(to)?);
         // SAFETY: both handles were returned by the driver; the function writes one int.
-        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) }.result()?;
+        unsafe { driver_api::cuDeviceCanAccessPeer(&raw mut can, from, to) }?;
         if can == 0 {
             return Ok(false);
         }
     }
     for (from, to) in [(a, b), (b, a)] {
-        from.primary().cuda().bind_to_thread()?;
+        from.primary().cuda().bind()?;
         // SAFETY: the context of `from` is current; the context of `to` is borrowed, so it is alive.
-        match unsafe { sys::cuCtxEnablePeerAccess(to.primary().cuda().cu_ctx(), 0) }.result() {
-            Err(e) if e.0 != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => return Err(e),
-            _ => {}
+        match unsafe { driver_api::cuCtxEnablePeerAccess(to.primary().cuda().raw(), 0) } {
+            Ok(()) | Err(DriverError::PEER_ACCESS_ALREADY_ENABLED) => {}
+            Err(e) => return Err(e),
         }
-        to.memory_source.allow_peer(ordinal(from))?;
+        to.memory_source.allow_peer(from.gpu.ordinal)?;
     }
     Ok(true)
 }
@@ -132,15 +131,17 @@ fn pattern_arrives(from: &Arc<DeviceContext>, to: &Arc<DeviceContext>) -> Result
     from.run_blocking(|stream| {
         // SAFETY: the block and the memory live until the copy is done: the wait ends with it, or with a device that is lost, after
         // which neither is reused.
-        unsafe { result::memcpy_htod_async(source.address(), bytes, stream.raw()) }
+        unsafe { driver_api::cuMemcpyHtoDAsync_v2(source.address(), bytes.as_ptr().cast(), bytes.len(), stream.raw()) }
             .map_err(|e| from.driver_error("cuMemcpyHtoDAsync", e))
     })?;
     to.run_blocking(|stream| copy_peer(stream, (&source, 0), (&target, 0), PATTERN_BYTES as u64))?;
     let bytes = received.slice_mut(0, PATTERN_BYTES).ok_or_else(beyond)?;
     to.run_blocking(|stream| {
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(bytes, target.address(), stream.raw()) }
-            .map_err(|e| to.driver_error("cuMemcpyDtoHAsync", e))
+        unsafe {
+            driver_api::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), target.address(), bytes.len(), stream.raw())
+        }
+        .map_err(|e| to.driver_error("cuMemcpyDtoHAsync", e))
     })?;
     Ok(received.slice(PATTERN_BYTES).ok_or_else(beyond)? == pattern)
 }

@@ -5,9 +5,10 @@
 #![allow(unsafe_code)]
 
 use super::context::PrimaryContext;
+use super::driver_api::{self, DriverError};
 use crate::device::{DeviceError, HostBuffer, Reservation};
 use crate::poison::lock;
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,20 +38,20 @@ impl PinnedBuffer {
     pub(super) fn try_new(context: &Arc<PrimaryContext>, bytes: usize) -> Result<Option<PinnedBuffer>, DeviceError> {
         context.bind()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: `bind` has made the context current; the returned value owns the memory. Not write-combined, which is slow to
-        // read.
-        let host = match unsafe { result::malloc_host(bytes, flags) } {
-            Ok(host) => host.cast::<u8>(),
-            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Ok(None),
+        let mut host = std::ptr::null_mut();
+        // SAFETY: `bind` has made the context current; the function writes one pointer. Not write-combined, which is slow to read.
+        match unsafe { driver_api::cuMemHostAlloc(&raw mut host, bytes, flags) } {
+            Ok(()) => {}
+            Err(DriverError::OUT_OF_MEMORY) => return Ok(None),
             Err(e) => return Err(context.driver_error("cuMemHostAlloc", e)),
-        };
-        let host = NonNull::new(host).ok_or_else(|| DeviceError::Bug("cuMemHostAlloc returned null".to_owned()))?;
+        }
+        let host = NonNull::new(host.cast::<u8>())
+            .ok_or_else(|| DeviceError::Bug("cuMemHostAlloc returned null".to_owned()))?;
         // SAFETY: the driver returned `bytes` bytes of host memory, to which no other pointer exists yet.
         unsafe { host.write_bytes(0, bytes) };
         let mut device_base = 0;
         // SAFETY: `host` points to memory that was allocated with DEVICEMAP; the function writes one address.
-        let mapped =
-            unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device_base, host.as_ptr().cast(), 0) }.result();
+        let mapped = unsafe { driver_api::cuMemHostGetDevicePointer_v2(&raw mut device_base, host.as_ptr().cast(), 0) };
         let pinned = PinnedBuffer { host, device_base, bytes, context: Arc::clone(context) };
         mapped.map_err(|e| context.driver_error("cuMemHostGetDevicePointer", e))?;
         Ok(Some(pinned))
@@ -62,7 +63,7 @@ impl Drop for PinnedBuffer {
         if self.context.bind_for_release() {
             // SAFETY: the pointer came from cuMemHostAlloc and is freed once; the owner guarantees that no copy uses it any
             // more. After a device fault the call may fail, which leaks the memory.
-            let _ = unsafe { result::free_host(self.host.as_ptr().cast()) };
+            let _ = unsafe { driver_api::cuMemFreeHost(self.host.as_ptr().cast()) };
         }
     }
 }
@@ -88,8 +89,7 @@ impl PinnedArena {
                 return Ok(Arc::new(PinnedArena { memory, free: Mutex::new(BTreeMap::from([(0, bytes)])) }));
             }
             if bytes / 2 < least {
-                let e = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-                return Err(context.driver_error("cuMemHostAlloc", e));
+                return Err(context.driver_error("cuMemHostAlloc", DriverError::OUT_OF_MEMORY));
             }
             bytes /= 2;
         }

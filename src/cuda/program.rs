@@ -20,6 +20,7 @@ use crate::graph::{Graph, SlotOffset};
 use crate::ops::MAX_SRC;
 use crate::poison::lock;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -49,6 +50,8 @@ pub(super) struct CudaProgram {
     scratch: u64,
     slots: usize,
     cached_graphs: Mutex<VecDeque<Arc<CachedGraphs>>>,
+    /// The driver has failed to build or launch a graph, for example without memory: from then on, kernels are launched one by one.
+    graphs_failed: AtomicBool,
     /// Ordinal of the GPU for which the kernels were loaded.
     ordinal: usize,
 }
@@ -156,6 +159,7 @@ impl CudaProgram {
             scratch,
             slots: graph.slot_sizes().len(),
             cached_graphs: Mutex::default(),
+            graphs_failed: AtomicBool::new(false),
             ordinal: context.gpu.ordinal,
         })
     }
@@ -210,13 +214,16 @@ impl CudaProgram {
         // Graphs have the kernels of one layout.
         let bits = |chunk: &[bool]| chunk.iter().fold(0, |bits, &packed| bits << 1 | u64::from(packed));
         addresses.extend(run.packed.chunks(64).map(bits));
-        let cached = if run.context.options.launch_check { None } else { self.find_or_insert(&addresses) };
+        let no_graphs = run.context.options.launch_check || self.graphs_failed.load(Ordering::Relaxed);
+        let cached = if no_graphs { None } else { self.find_or_insert(&addresses) };
         // An event at least every tenth of the timeout, so that a long program does not look like one that hangs.
         let (longest, mut unrecorded) = (run.context.options.device_timeout / 10, Duration::ZERO);
         for (index, segment) in self.segments.iter().enumerate().skip(from) {
             let launches = segment.launches.clone();
             let in_turn = run.submit_segment(|run| match &cached {
-                Some(cached) if index < MAX_GRAPH_SEGMENTS => self.replay(run, (index, launches), cached),
+                Some(cached) if index < MAX_GRAPH_SEGMENTS && !self.graphs_failed.load(Ordering::Relaxed) => {
+                    self.replay(run, (index, launches), cached)
+                }
                 _ => self.launch_each(run, launches, &addresses),
             })?;
             unrecorded = if in_turn { Duration::ZERO } else { unrecorded + segment.time };
@@ -266,7 +273,7 @@ impl CudaProgram {
             let unused = (!state.unused.is_empty()).then(|| state.unused.remove(0));
             match self.build(run, launches.clone(), &cached.addresses, unused)? {
                 Some(graph) => state.graphs.push(graph),
-                // No memory for the graph.
+                // No memory for the graph, or the driver has failed to build it.
                 None => {
                     drop(state);
                     return self.launch_each(run, launches, &cached.addresses);
@@ -276,10 +283,23 @@ impl CudaProgram {
         run.events.check()?;
         self.log_launches(run, launches);
         let graph = state.graphs.get(index).ok_or_else(|| DeviceError::Bug("a segment without a graph".to_owned()))?;
-        graph.graph.launch(run.context, run.stream)
+        let launched = graph.graph.launch(run.context, run.stream);
+        if let Err(e @ DeviceError::Driver { .. }) = &launched {
+            *state = GraphState::default();
+            self.give_up_graphs(run, e);
+        }
+        launched
     }
 
-    /// The graph of a segment, made from that of other addresses if there is one. `None` if there is no memory for it.
+    /// Launches kernels one by one from now on. That is slower, but works without the memory of a graph.
+    fn give_up_graphs(&self, run: &ProgramRun<'_>, e: &DeviceError) {
+        log::warn!("{}: a program goes on without CUDA graphs: {e}", run.context.primary().name);
+        self.graphs_failed.store(true, Ordering::Relaxed);
+        lock(&self.cached_graphs).clear();
+    }
+
+    /// The graph of a segment, made from that of other addresses if there is one. `None` if there is no memory for it, or the driver fails to
+    /// build it.
     fn build(
         &self,
         run: &ProgramRun<'_>,
@@ -291,17 +311,26 @@ impl CudaProgram {
         let loaded = steps.iter().map(|step| step.load(run)).collect::<Result<Vec<_>, _>>()?;
         let at = || loaded.iter().zip(&steps).map(|(&launch, step)| (launch, step.addresses(run, addresses)));
         // A run with weights in other layouts may have had another number of launches.
-        if let Some(mut unused) = unused.filter(|unused| unused.graph.launches() == steps.len())
-            && unused.graph.update(run.context, at())?
-        {
-            return Ok(Some(unused));
+        if let Some(mut unused) = unused.filter(|unused| unused.graph.launches() == steps.len()) {
+            match unused.graph.update(run.context, at()) {
+                Ok(true) => return Ok(Some(unused)),
+                Err(e @ DeviceError::Lost { .. }) => return Err(e),
+                // The graph is built anew.
+                Ok(false) | Err(_) => {}
+            }
         }
         let bytes = GRAPH_BYTES + GRAPH_NODE_BYTES * steps.len() as u64;
         let (Ok(of_session), Ok(of_device)) = (run.session.reserve(bytes), run.context.budget.reserve(bytes)) else {
             return Ok(None);
         };
-        let graph = GraphExec::build(run.context, at())?;
-        Ok(Some(ChargedGraph { graph, _reservations: (of_session, of_device) }))
+        match GraphExec::build(run.context, at()) {
+            Ok(graph) => Ok(Some(ChargedGraph { graph, _reservations: (of_session, of_device) })),
+            Err(e @ DeviceError::Lost { .. }) => Err(e),
+            Err(e) => {
+                self.give_up_graphs(run, &e);
+                Ok(None)
+            }
+        }
     }
 
     /// The launches of a range that run, by index.

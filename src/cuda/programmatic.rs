@@ -23,7 +23,7 @@
 //! refuses such edges only turns off the edges: kernels that wait are correct with any.
 
 use super::CudaOptions;
-use super::driver::{self, AddDependencies, Gpu};
+use super::driver::{self, Gpu};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lowest compute capability, times ten, whose GPUs have `griddepcontrol`; and the lowest version of PTX that has it.
@@ -35,8 +35,8 @@ const GRID_WAIT: &str = "griddepcontrol.launch_dependents;griddepcontrol.wait;";
 
 /// Whether a device uses programmatic dependent launch.
 pub(super) struct ProgrammaticLaunch {
-    /// The driver's function for programmatic edges, if kernels are loaded with waits.
-    add_dependencies: Option<AddDependencies>,
+    /// Kernels are loaded with waits.
+    waits: bool,
     /// The driver has refused a programmatic edge.
     refused: AtomicBool,
 }
@@ -45,18 +45,17 @@ impl ProgrammaticLaunch {
     /// On if the GPU, the driver and the options allow it. The launch check builds no graphs, so kernels need no waits.
     pub(super) fn new(gpu: &Gpu, options: &CudaOptions) -> ProgrammaticLaunch {
         let wanted = options.programmatic_launch && !options.launch_check && gpu.capability >= MIN_CAPABILITY;
-        let add_dependencies = if wanted { driver::edge_data_function(gpu) } else { None };
-        ProgrammaticLaunch { add_dependencies, refused: AtomicBool::new(false) }
+        ProgrammaticLaunch { waits: wanted && driver::has_edge_data(gpu), refused: AtomicBool::new(false) }
     }
 
     /// Whether all kernels of the device must be loaded with waits.
     pub(super) fn kernels_wait(&self) -> bool {
-        self.add_dependencies.is_some()
+        self.waits
     }
 
-    /// The function that adds programmatic edges, if graphs shall have them.
-    pub(super) fn edges(&self) -> Option<AddDependencies> {
-        self.add_dependencies.filter(|_| !self.refused.load(Ordering::Relaxed))
+    /// Whether graphs shall have programmatic edges.
+    pub(super) fn has_edges(&self) -> bool {
+        self.waits && !self.refused.load(Ordering::Relaxed)
     }
 
     /// From now on, graphs have plain edges.
@@ -176,7 +175,7 @@ mod tests {
             (90, on),
         ] {
             let launch = ProgrammaticLaunch::new(&Gpu::with_capability(capability), &options);
-            assert!(!launch.kernels_wait() && launch.edges().is_none(), "{capability} {options:?}");
+            assert!(!launch.kernels_wait() && !launch.has_edges(), "{capability} {options:?}");
         }
     }
 }

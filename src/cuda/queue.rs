@@ -240,11 +240,16 @@ impl Queue for CudaQueue {
         if self.check_failure().is_ok() && self.executor.as_ref().map_or(self.held_since_point, |x| x.dirty) {
             self.points += 1;
             let point = self.points;
-            // A failure fails the timeline, and the point with it.
-            let _ = match self.executor_if_idle() {
+            let marked = match self.executor_if_idle() {
                 Some(executor) => executor.submit(|executor| executor.mark(point)),
                 None => self.hold(CudaCommand::Mark(point)),
             };
+            if let (Err(e), Ok(())) = (marked, self.check_failure()) {
+                // No event was recorded. The queue is well, so its timeline must not fail: only this point does.
+                let failed = Timeline::new();
+                failed.fail(e);
+                return TimelinePoint::new(&failed, 1);
+            }
             self.held_since_point = false;
         }
         let count = if self.check_failure().is_err() { self.points + 1 } else { self.points };

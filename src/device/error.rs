@@ -105,7 +105,8 @@ pub enum DeviceError {
         /// The limit.
         limit: Duration,
     },
-    /// A call of the device's driver failed, or a kernel did. The device's queues are unusable from then on.
+    /// A call of the device's driver failed. If a submission returns this, the queue goes on, and the bytes that the submission would have
+    /// written are unspecified.
     #[error("{device}: {call} failed: {reason}")]
     Driver {
         /// The device's name.

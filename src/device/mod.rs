@@ -52,6 +52,9 @@
 //! A failure of submitted work sticks to the queue: the next submission or wait returns it, and no work submitted after that
 //! runs (work submitted before may have run). The host waits for [`PendingRead`]s and [`TimelinePoint`]s with a deadline.
 //!
+//! A submission that returns [`DeviceError::OutOfMemory`], or [`DeviceError::Driver`] on a GPU, does not stick: the bytes that it
+//! would have written are unspecified, and later work runs.
+//!
 //! Some failures of a GPU make the whole device unusable, and only a new process can use it again: [`Device::lost`].
 //!
 //! The variant of [`DeviceError`] states which side is at fault: the caller ([`DeviceError::Misuse`], [`DeviceError::Source`]),

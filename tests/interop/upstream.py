@@ -17,8 +17,9 @@ import llama_cpp
 
 from servers import HERE, ROOT
 
-# Folders of the archive's vendor/llama.cpp that the tests use.
+# Folders of the archive's vendor/llama.cpp that the tests use, and what the build of its programs needs beside them.
 SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models")
+BUILD = ("tools", "cmake", "scripts", "ggml/cmake", "CMakeLists.txt", "LICENSE", "licenses", "ggml/CMakeLists.txt", "ggml/ggml.pc.in")
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-rpc")
 # Further sources of a program, beside upstream/NAME.cpp.
 EXTRA = {
@@ -31,7 +32,7 @@ def archive(folder: Path) -> Path:
     """The unpacked sources of the installed release: the path of llama.cpp's root."""
     release = version("llama-cpp-python")
     root = folder / f"llama_cpp_python-{release}" / "vendor" / "llama.cpp"
-    if all((root / name).exists() for name in SOURCES):
+    if all((root / name).exists() for name in SOURCES + BUILD):
         return root
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -40,9 +41,9 @@ def archive(folder: Path) -> Path:
         argv += ["--no-binary", "llama-cpp-python", "--dest", scratch, f"llama-cpp-python=={release}"]
         subprocess.run(argv, check=True)
         (packed,) = Path(scratch).glob("*.tar.gz")
-        wanted = tuple(f"/vendor/llama.cpp/{name}/" for name in SOURCES)
+        wanted = tuple(f"/vendor/llama.cpp/{name}/" for name in SOURCES + BUILD)
         with tarfile.open(packed) as tar:
-            members = [m for m in tar.getmembers() if any(name in m.name for name in wanted)]
+            members = [m for m in tar.getmembers() if any(name in m.name + "/" for name in wanted)]
             tar.extractall(scratch, members, filter="data")
         shutil.rmtree(folder / f"llama_cpp_python-{release}", ignore_errors=True)
         (Path(scratch) / f"llama_cpp_python-{release}").rename(folder / f"llama_cpp_python-{release}")

@@ -159,7 +159,8 @@ fn kit(folder: &Path) {
     stub(&folder.join("bin/ops"), "test \"$FANOUT_TEST_GPU\" = 1");
     let family = r#"{"capability":"8.0","family":"norm","compared":3,"failed":1,"left_out":0,"first_failures":["x"],"worst":null}"#;
     stub(&folder.join("bin/cuda"), &format!("echo 'test sweep ... '\necho '{family}'\nexit 101"));
-    stub(&folder.join("bin/kernel-bench"), "exit 0");
+    let step = r#"{"model":"Q4_K","shape":"a, 4096 positions","tokens":2,"layers":32,"same_bytes":true,"programmatic_us":900.0,"plain_us":1000.0,"floor_us":800.0,"tokens_per_s":2222.0}"#;
+    stub(&folder.join("bin/kernel-bench"), &format!("echo '{step}' > \"$4\""));
     stub(
         &folder.join("bin/gpu-probes"),
         "echo '{\"probe\":\"modules\",\"answer\":{\"ms\":7}}'; test -d \"$CUDA_CACHE_PATH\"",
@@ -184,7 +185,7 @@ fn a_gpu_run_reports_each_part() {
     kit(folder.path());
     let script = root().join("scripts/gpu.py");
     let kit = folder.path().display().to_string();
-    let (parts, tools) = ("ops,sweep,sanitizer,probes", "memcheck,racecheck");
+    let (parts, tools) = ("token,ops,sweep,sanitizer,probes", "memcheck,racecheck");
     let options = ["--kit", &kit, "--parts", parts, "--tools", tools, "--families", "sort,norm", "--out", "results"];
     let output = python(&script, folder.path(), &options);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -195,7 +196,7 @@ fn a_gpu_run_reports_each_part() {
     let mut files: Vec<_> = files.collect();
     files.sort();
     let [json, markdown] = &files[..] else { panic!("{files:?}") };
-    assert!(json.to_string_lossy().ends_with("-NVIDIA-H200-ops-sweep-sanitizer-probes.json"), "{json:?}");
+    assert!(json.to_string_lossy().ends_with("-NVIDIA-H200-token-ops-sweep-sanitizer-probes.json"), "{json:?}");
     let report: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert_eq!(text(&report["facts"]["name"]), "NVIDIA H200");
     assert_eq!(report["parts"]["ops"]["rows"][0]["status"], 0);
@@ -215,6 +216,7 @@ fn a_gpu_run_reports_each_part() {
     for line in [
         "| memcheck sort | 9; ERROR SUMMARY: 1 error; 3 compared |",
         "| ECC | Enabled |",
+        "| Q4_K, 4096 positions | 2 | 32 | 900 | 1000 | 800 | 2222 | yes |",
         "FAILED: x",
         r#"| modules, warm cache | {"ms": 7} |"#,
     ] {

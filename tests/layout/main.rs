@@ -88,6 +88,7 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/kernel",
         "src/cuda/modules",
         "bench/ops/peaks",
+        "bin/doctor/ggml",
         "bin/hangup",
         "bin/socket_activation",
         "tests/sched_cost/counting",

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,16 @@ def keygen(server: Path, file: Path) -> str:
     return subprocess.run([server, "keygen", file], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def keys(programs: Programs) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Options of servers with a key, and the variables of a program that they serve."""
+    folder = Path(tempfile.mkdtemp(dir=programs.scratch))
+    own, client, allowed = (folder / name for name in ("own", "client", "clients"))
+    public = keygen(programs.server, own)
+    allowed.write_text(f"{keygen(programs.server, client)} host\n")
+    env = {"FANOUT_KEY": str(client), "FANOUT_SERVER_KEYS": public}
+    return ("--key", str(own), "--allow-keys", str(allowed)), env
+
+
 @contextlib.contextmanager
 def cpu(_: Programs) -> Iterator[Devices]:
     yield Devices({"FANOUT_DEVICES": "CPU"})
@@ -65,12 +76,9 @@ def server(programs: Programs) -> Iterator[Devices]:
 
 @contextlib.contextmanager
 def tls(programs: Programs) -> Iterator[Devices]:
-    own, client, allowed = (programs.scratch / name for name in ("own", "client", "clients"))
-    public = keygen(programs.server, own)
-    allowed.write_text(f"{keygen(programs.server, client)} host\n")
-    with ours(1, binary=programs.server, options=("--key", str(own), "--allow-keys", str(allowed))) as one:
-        env = {"FANOUT_SERVERS": one.endpoint, "FANOUT_KEY": str(client), "FANOUT_SERVER_KEYS": public}
-        yield Devices({"FANOUT_DEVICES": "none", **env}, servers=(one,))
+    options, env = keys(programs)
+    with ours(1, binary=programs.server, options=options) as one:
+        yield Devices({"FANOUT_DEVICES": "none", "FANOUT_SERVERS": one.endpoint, **env}, servers=(one,))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 // Prints sizes of the structs that a host and its backends share, offsets of their fields, and constants, as the headers of this
 // version of ggml have them: lines `struct size`, `struct.field offset` and `CONSTANT value`.
-// layout-v2.txt and layout-v3.txt are its output with the headers of the versions that the plug-in serves.
+// layout-VERSION.txt is its output with the headers of a version that the plug-in serves.
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
@@ -50,8 +50,10 @@ static void buffers(void) {
 #define F(field) FIELD(ggml_backend_buffer_i, field)
     F(free_buffer), F(get_base), F(init_tensor), F(memset_tensor), F(set_tensor), F(get_tensor), F(set_tensor_2d);
     F(get_tensor_2d), F(cpy_tensor), F(clear), F(reset);
+#ifndef WITHOUT_LISTS // of ggml 0.26
 #if GGML_BACKEND_API_VERSION >= 3
     F(set_tensor_n), F(get_tensor_n), F(cpy_tensor_n);
+#endif
 #endif
 #undef F
     SIZE(ggml_backend_buffer);
@@ -92,7 +94,10 @@ static void devices(void) {
 #undef F
     SIZE(ggml_backend_dev_caps);
 #define F(field) FIELD(ggml_backend_dev_caps, field)
-    F(async), F(host_buffer), F(buffer_from_host_ptr), F(events), F(mmap_support);
+    F(async), F(host_buffer), F(buffer_from_host_ptr), F(events);
+#ifndef WITHOUT_MMAP_SUPPORT // of ggml 0.13
+    F(mmap_support);
+#endif
 #undef F
 }
 

@@ -16,22 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from devices import Devices, Programs
+from devices import Programs
+from lost_servers import Counts, Pair, Wrong
 from clients import Model, tail  # of tests/interop: `devices` adds the folder to the path
-from relay import Relay
-from servers import Server, free_port, ours
 
 PROMPT, TOKENS, MORE = 32, 16, 40
 # Prompts of other lengths, which no host has evaluated before the loss: other shapes, of which the plug-in knows nothing yet.
 OTHER_PROMPTS = range(5, 30)
-# A connection that is cut is made again at once: between two calls of the same evaluation. A killed server takes longer.
 KINDS = ("cut", "cut", "kill", "cut", "cut", "kill", "cut", "stop")
 REPLY_S = 60.0  # a reply that takes longer is a host that hangs
 BACK_S = 30.0  # from the start of the server to the first right reply
-TIMEOUT_S = 3  # FANOUT_TIMEOUT: a stopped server counts as lost
 MODELS = (
     (Model("f32"), ("--flash", "on")),
     (Model("f32"), ("--flash", "off")),
@@ -40,10 +37,6 @@ MODELS = (
     (Model("f32", "mamba2"), ()),
     (Model("f32", "rwkv7"), ()),
 )
-
-
-class Wrong(Exception):
-    """A reply that must not be, or the end of the host."""
 
 
 @dataclass
@@ -136,67 +129,6 @@ class Host:
         """The end of the log, and before it the plug-in's last lines: it logs a reason once."""
         own = [line for line in self._log if line.startswith("fanout: ")]
         return tail("".join(own), 6) + "\n" + tail("".join(self._log))
-
-
-class Pair:
-    """Two servers on fixed ports behind relays, each of which can be lost and come back."""
-
-    def __init__(self, programs: Programs):
-        self._programs = programs
-        self._ports = [free_port(), free_port()]
-        self._servers: list[Server] = [self._start(0), self._start(1)]
-        self._relays = [Relay(f"127.0.0.1:{port}").__enter__() for port in self._ports]
-        self._change = threading.Lock()
-        self._ended = False
-
-    def _start(self, which: int) -> Server:
-        options = ("--peer", "127.0.0.1:*")
-        return ours(1, binary=self._programs.server, port=self._ports[which], options=options).__enter__()
-
-    def devices(self) -> Devices:
-        endpoints = ",".join(relay.endpoint for relay in self._relays)
-        env = {"FANOUT_DEVICES": "none", "FANOUT_SERVERS": endpoints, "FANOUT_TIMEOUT": str(TIMEOUT_S)}
-        return Devices(env, ("Fanout0", "Fanout1"), ("--split", "layer", "--tensor-split", "1,2"))
-
-    def lose(self, which: int, how: str) -> None:
-        if how == "cut":
-            for connection in self._relays[which].connections():
-                connection.end()
-        elif how == "stop":
-            self._servers[which].pause()
-        else:
-            self._servers[which].kill()
-
-    def bring_back(self, which: int, how: str) -> None:
-        with self._change:
-            if self._ended:
-                return  # the row has failed before its server was due
-            if how == "stop":
-                self._servers[which].resume()
-            elif how == "kill":
-                self._servers[which] = self._start(which)
-
-    def __enter__(self) -> "Pair":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._change:
-            self._ended = True
-        for server, relay in zip(self._servers, self._relays, strict=True):
-            relay.__exit__(None, None, None)
-            server.resume()
-            server.kill()
-
-
-@dataclass
-class Counts:
-    """What has happened in a row."""
-
-    losses: int = 0
-    errors: int = 0
-    right: int = 0
-    slowest_s: float = 0.0
-    history: list[str] = field(default_factory=list)
 
 
 class Row:

@@ -1,6 +1,7 @@
 """Configurations that are wrong: the host must go on without devices, and its log must tell the reason in one entry."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -74,13 +75,29 @@ def mistakes(programs: Programs, version: str) -> Iterator[tuple[str, Test]]:
         yield f"{version} mistake: {name}", lambda env=env, reason=reason: host(env, reason)
 
 
+def doctor(programs: Programs, library: str, status: int, text: str) -> tuple[str, list[str]]:
+    """`rpc-server doctor --ggml`, which must end with the status and say the text."""
+    env = {**os.environ, "GGML_BACKEND_PATH": str(programs.plugin)}
+    argv = [programs.server, "doctor", "--ggml", library]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=HOST_S)
+    wrong = [] if done.returncode == status else [f"status {done.returncode}"]
+    return done.stdout.strip()[:300], wrong + ([] if text in done.stdout else [f"does not say {text!r}: {done.stderr}"])
+
+
 def other_hosts(programs: Programs) -> Iterator[tuple[str, Test]]:
-    """Processes with another ggml than a tested one, or with none."""
+    """Processes with another ggml than a tested one, or with none; and the doctor's opinion of them and of the tested ones."""
 
     def score(libraries: list[Path], reason: str) -> tuple[str, list[str]]:
         argv = [sys.executable, "-c", SCORE, *map(str, libraries), str(programs.plugin)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=HOST_S)
         return judged(done, reason, "0\n")
 
-    yield "mistake: a host of an untested version", lambda: score([programs.stub], "99.0.0 is not among the tested versions")
+    untested = "99.0.0 is not among the tested versions"
+    yield "mistake: a host of an untested version", lambda: score([programs.stub], untested)
     yield "mistake: a host without a shared ggml", lambda: score([], "linked statically")
+    yield "doctor: an untested version", lambda: doctor(programs, str(programs.stub), 1, untested)
+    yield "doctor: no library", lambda: doctor(programs, "/no/such/library", 1, "cannot be loaded")
+    for version, host in programs.hosts.items():
+        linked = subprocess.run(["ldd", host], check=True, capture_output=True, text=True).stdout
+        library = re.search(r"libggml-base\S* => (\S+)", linked)[1]
+        yield f"doctor: the ggml of {version}", lambda library=library: doctor(programs, library, 0, "with this ggml load")

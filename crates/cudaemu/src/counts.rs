@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::config::FailingCall;
 use crate::exec::{Launch, LaunchOutcome};
 use crate::exec_context::{MemoryCounts, Traffic};
 use crate::isa::{self, Category, Row};
@@ -97,23 +98,50 @@ fn writes_global(row: &Row) -> bool {
         && ![".shared", ".local", ".param"].iter().any(|space| row.name.contains(space))
 }
 
-/// Number of calls of each API function since process start, successful or not. A static, because calls happen before `cuInit`
-/// makes a driver.
-static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+/// The calls of API functions. A static, because calls happen before `cuInit` makes a driver.
+static CALLS: Mutex<Calls> = Mutex::new(Calls { counts: BTreeMap::new(), failing: Vec::new() });
 
-/// Counts a call of an API function.
-pub fn count_call(name: &'static str) {
-    *CALLS.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+struct Calls {
+    /// Number of calls of each function since process start, successful or not.
+    counts: BTreeMap<&'static str, u64>,
+    /// The calls that are to fail, each with its number counted from the next call on.
+    failing: Vec<FailingCall>,
+}
+
+fn calls() -> MutexGuard<'static, Calls> {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts a call of an API function. Returns the code with which it has to fail, if it has to.
+pub fn count_call(name: &'static str) -> Option<u32> {
+    let mut calls = calls();
+    *calls.counts.entry(name).or_default() += 1;
+    if !name.starts_with("cu") || name.starts_with("cudaemu_") {
+        return None;
+    }
+    for call in calls.failing.iter_mut().filter(|call| call.function.as_deref().is_none_or(|function| function == name))
+    {
+        call.number -= 1;
+    }
+    // Several may be due at once: the first one is what the call returns.
+    let code = calls.failing.iter().find(|call| call.number == 0)?.code;
+    calls.failing.retain(|call| call.number > 0);
+    Some(code)
+}
+
+/// Replaces the calls that are to fail, whose numbers count from the next call on. Returns how many of those before have not failed.
+pub fn fail_calls(failing: Vec<FailingCall>) -> usize {
+    std::mem::replace(&mut calls().failing, failing).len()
 }
 
 /// The counts of API calls so far.
 pub fn call_counts() -> BTreeMap<&'static str, u64> {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    calls().counts.clone()
 }
 
 /// Resets the counts of API calls.
 pub fn reset_call_counts() {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    calls().counts.clear();
 }
 
 /// Simulated time since the driver started, or since a test restarted it. Times are in picoseconds.
@@ -140,6 +168,8 @@ pub struct DriverCounts {
     pub primary_contexts: u64,
     /// Kernels that graphs have launched through a programmatic edge.
     pub programmatic_launches: u64,
+    /// Kernels that were loaded by their first launch or graph node.
+    pub lazy_loads: u64,
 }
 
 /// Sums over all launches and copies since the driver started.
@@ -159,7 +189,7 @@ impl Totals {
     }
 
     /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "alloc_syncs": …, "compilations": …,
-    /// "hung_launches": …, "primary_contexts": …, "programmatic_launches": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
+    /// "hung_launches": …, "primary_contexts": …, "programmatic_launches": …, "lazy_loads": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
     /// `simulated_us` is the makespan.
     pub fn json(
         &self,
@@ -179,13 +209,14 @@ impl Totals {
         let _ = write!(
             text,
             "\n}}, \"calls\": {{{}}}, \"alloc_syncs\": {}, \"compilations\": {}, \"hung_launches\": {}, \"primary_contexts\": {}, \
-             \"programmatic_launches\": {}, \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
+             \"programmatic_launches\": {}, \"lazy_loads\": {}, \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
             calls.join(", "),
             driver.alloc_syncs,
             driver.compilations,
             driver.hung_launches,
             driver.primary_contexts,
             driver.programmatic_launches,
+            driver.lazy_loads,
             simulated.host_waits,
             busy.join(", "),
             micros(simulated.makespan)

@@ -26,7 +26,7 @@
 //! | [`decode`] | syntax tree + instruction table → bytecode | `ptx`, `operands`, `bytecode`, `isa` |
 //! | [`exec`] | the executor: warps, blocks, grids | `fault`, `mem`, `operands`, `exec_context`, `bytecode` |
 //! | [`console`] | log messages of the emulator | |
-//! | [`counts`] | counts of calls and kernels, as table and JSON | `exec_context`, `isa`, `exec` |
+//! | [`counts`] | counts of calls and kernels, as table and JSON; calls that are to fail | `config`, `exec_context`, `isa`, `exec` |
 //! | [`engine`] | streams, events, graphs: the order in which work runs, and its simulated time | `fault`, `error`, `handle`, `config`, `mem`, `exec`, `console`, `counts` |
 //! | [`driver`] | semantics of the driver API: contexts, modules, memory, launches | `ptx`, `error`, `handle`, `config`, `mem`, `bytecode`, `decode`, `exec`, `console`, `counts`, `engine` |
 //! | [`abi`] | the exported C functions of the driver API | `error`, `handle`, `config`, `mem`, `bytecode`, `console`, `counts`, `engine`, `driver` |

@@ -14,6 +14,7 @@ pub struct Emulator {
     reset: extern "C" fn() -> u32,
     settle_simulated_time: extern "C" fn(u32) -> u32,
     end_hung_launches: extern "C" fn() -> u32,
+    fail_calls: extern "C" fn(*const c_char) -> usize,
     reports: TextFunction,
     counts: TextFunction,
 }
@@ -138,6 +139,24 @@ impl Emulator {
         self.driver_count("programmatic_launches")
     }
 
+    /// Number of kernels since the start that were loaded by their first launch or graph node (`CUDAEMU_FUNCTION_BYTES`).
+    pub fn lazy_loads(&self) -> u64 {
+        self.driver_count("lazy_loads")
+    }
+
+    /// Replaces the calls that are to fail, in the format of `CUDAEMU_FAIL_CALL`, counted from the next call on; an empty text ends all.
+    /// Returns how many of those before have not failed, because the program has not made these calls.
+    ///
+    /// # Errors
+    /// The text is invalid.
+    pub fn fail_calls(&self, calls: &str) -> Result<usize, String> {
+        let text = CString::new(calls).map_err(|error| error.to_string())?;
+        match (self.fail_calls)(text.as_ptr()) {
+            usize::MAX => Err(format!("{calls:?} is no list of FUNCTION:NUMBER:CODE")),
+            left => Ok(left),
+        }
+    }
+
     /// Ends all launches that hang, with CUDA_ERROR_LAUNCH_TIMEOUT for their contexts: calls that wait for them return. From
     /// then on, no launch hangs.
     pub fn end_hung_launches(&self) {
@@ -232,7 +251,7 @@ fn load_library() -> Result<Emulator, String> {
     };
     let [configure, reset] = [symbol(c"cudaemu_configure")?, symbol(c"cudaemu_reset")?];
     let settle_simulated_time = symbol(c"cudaemu_settle_simulated_time")?;
-    let end_hung_launches = symbol(c"cudaemu_end_hung_launches")?;
+    let [end_hung_launches, fail_calls] = [symbol(c"cudaemu_end_hung_launches")?, symbol(c"cudaemu_fail_calls")?];
     let [reports, counts] = [symbol(c"cudaemu_reports")?, symbol(c"cudaemu_counts_json")?];
     // SAFETY: these are the functions of `extension`; the types here repeat their C signatures.
     unsafe {
@@ -243,6 +262,7 @@ fn load_library() -> Result<Emulator, String> {
             reset: std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(reset),
             settle_simulated_time: std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> u32>(settle_simulated_time),
             end_hung_launches: std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(end_hung_launches),
+            fail_calls: std::mem::transmute::<*mut c_void, extern "C" fn(*const c_char) -> usize>(fail_calls),
             reports: std::mem::transmute::<*mut c_void, TextFunction>(reports),
             counts: std::mem::transmute::<*mut c_void, TextFunction>(counts),
         })

@@ -43,12 +43,13 @@ pub struct Subject {
     substitute: Option<Arc<dyn Device>>,
     connect: Option<Box<Connect>>,
     drops_connections: bool,
+    replays: bool,
 }
 
 impl Subject {
     /// A device of this process.
     pub fn new(name: &'static str, device: Arc<dyn Device>, fast: bool) -> Subject {
-        Subject { name, device, fast, substitute: None, connect: None, drops_connections: false }
+        Subject { name, device, fast, substitute: None, connect: None, drops_connections: false, replays: false }
     }
 
     /// A device of a server. Each run opens a new connection, since a failed run may close its connection.
@@ -71,6 +72,12 @@ impl Subject {
     /// way.
     pub fn that_drops_connections(self) -> Subject {
         Subject { drops_connections: true, ..self }
+    }
+
+    /// Runs each graph twice on the same memory with the same content, of which a GPU's second run replays a CUDA graph. The bytes must be
+    /// equal.
+    pub fn that_replays(self) -> Subject {
+        Subject { replays: true, ..self }
     }
 
     fn device_for(&self, graph: &Graph) -> Arc<dyn Device> {
@@ -206,9 +213,16 @@ impl BuiltCase {
         let memory = self.initial_memory();
         let buffer = device.alloc(memory.len() as u64, &budget)?;
         let mut queue = device.queue(&budget)?;
-        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&memory))?;
-        queue.run(&program, &Arc::from([buffer.whole()]))?;
-        let memory = queue.download(buffer.whole())?.wait(deadline)?;
+        let mut run = || {
+            queue.upload(buffer.whole(), None, UploadSource::Borrowed(&memory))?;
+            queue.run(&program, &Arc::from([buffer.whole()]))?;
+            queue.download(buffer.whole())?.wait(deadline)
+        };
+        let first = run()?;
+        if on.replays {
+            assert!(run()? == first, "{}: the second run gives other bytes", on.name);
+        }
+        let memory = first;
         Ok(Outcome { graph: Arc::clone(&self.graph), memory })
     }
 

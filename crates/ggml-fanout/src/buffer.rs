@@ -1,17 +1,17 @@
-//! Buffers: memory of a device, and the host's accesses to it. Accesses are synchronous for the host, so a device orders them by
-//! one queue; streams wait for its last transfer.
+//! Buffers: memory of a device, and the host's accesses to it.
 
-use crate::abi::{Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
+use crate::abi::{self, Buffer, BufferTail, Tensor, USAGE_COMPUTE, USAGE_WEIGHTS};
 use crate::buffer_calls;
-use crate::device::Device;
+use crate::device::{Device, Ticket};
 use crate::guard::lock;
 use crate::host;
 use crate::lost_ranges::LostRanges;
 use crate::outputs::Outputs;
 use crate::reservation::AddressRange;
 use crate::server::RestoredBuffer;
-use crate::weights::{Weight, Weights};
-use fanout::device::{CopyOutcome, DeviceError, Queue, Region, TimelinePoint};
+use crate::support;
+use crate::uploads::{Upload, Uploads};
+use fanout::device::{CopyOutcome, DeviceError, Queue, Region, TimelinePoint, UploadSource};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -35,8 +35,9 @@ pub(crate) struct BufferState {
     usage: AtomicI32,
     /// Copies of outputs of the last run.
     pub(crate) outputs: Mutex<Outputs>,
-    /// Of a device of a server: the weights, for loading them again.
-    weights: Mutex<Weights>,
+    /// Of a device of a server: the weights, and what else the host wrote and no graph has overwritten, such as adapters, for
+    /// loading them again.
+    uploads: Mutex<Uploads>,
     lost: Mutex<Lost>,
     /// The first write that the device refused, or a weight that is gone. The host is not told of it, so graphs that use the
     /// buffer fail from then on.
@@ -49,8 +50,16 @@ struct Lost {
     ranges: LostRanges,
     /// Graphs that have run since then, by their numbers.
     ran: HashSet<u64>,
-    /// Counts the losses. What was submitted before a loss writes nothing.
+    /// The number of losses of all memory. What was submitted before a loss makes nothing valid.
     epoch: u64,
+}
+
+impl Lost {
+    /// A loss of all memory.
+    fn all(&mut self, bytes: u64) {
+        ANY_LOST.store(true, Ordering::Relaxed);
+        *self = Lost { ranges: LostRanges::all(bytes), ran: HashSet::new(), epoch: self.epoch + 1 };
+    }
 }
 
 impl BufferState {
@@ -68,7 +77,7 @@ impl BufferState {
             addresses,
             usage: AtomicI32::default(),
             outputs: Mutex::default(),
-            weights: Mutex::default(),
+            uploads: Mutex::default(),
             lost: Mutex::default(),
             broken: OnceLock::new(),
         });
@@ -124,6 +133,13 @@ impl BufferState {
         (tensor.data as usize).wrapping_sub(self.addresses.start()).wrapping_add(offset) as u64
     }
 
+    /// The bytes of a tensor, from the start of the memory.
+    pub(crate) fn range_of(&self, tensor: &Tensor) -> Range<u64> {
+        let start = self.position(tensor, 0);
+        // SAFETY: a tensor of the host.
+        start..start + unsafe { host::get().tensor_bytes(tensor) } as u64
+    }
+
     /// The region of `bytes` bytes from byte `offset` of a tensor.
     pub(crate) fn region(&self, tensor: &Tensor, offset: usize, bytes: usize) -> Result<Region, DeviceError> {
         self.memory().subregion(self.position(tensor, offset), bytes as u64)
@@ -155,17 +171,33 @@ impl BufferState {
         self.usage.load(Ordering::Relaxed) == USAGE_WEIGHTS
     }
 
-    /// Remembers an upload of weights.
-    pub(crate) fn remember(&self, position: u64, weight: Weight) {
-        let mut weights = lock(&self.weights);
-        let end = position + weight.bytes;
-        weights.retain(|&start, known| start < position || start + known.bytes > end);
-        weights.insert(position, weight);
+    /// Submits work that writes the memory.
+    pub(crate) fn submit<T>(
+        &self,
+        submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
+    ) -> Result<(T, Ticket), DeviceError> {
+        self.device.submit_write(!self.is_computed(), submit)
     }
 
-    /// The weights, for loading them again.
-    pub(crate) fn weights(&self) -> Weights {
-        lock(&self.weights).clone()
+    /// Remembers an upload. Earlier uploads that start in its range are dropped. One that starts before it stays, and is loaded before
+    /// it, because memory is restored in the order of positions.
+    pub(crate) fn remember(&self, position: u64, upload: Upload) {
+        let mut uploads = lock(&self.uploads);
+        let end = position + upload.bytes;
+        uploads.retain(|&start, _| start < position || start >= end);
+        uploads.insert(position, upload);
+    }
+
+    /// Forgets uploads of which any part is overwritten.
+    pub(crate) fn forget(&self, range: &Range<u64>) {
+        if self.device.is_remote() {
+            lock(&self.uploads).retain(|&start, known| start >= range.end || start + known.bytes <= range.start);
+        }
+    }
+
+    /// The uploads, for loading them again.
+    pub(crate) fn uploads(&self) -> Uploads {
+        lock(&self.uploads).clone()
     }
 
     /// Installs the memory of a server that is back: what was not loaded again counts as lost.
@@ -175,18 +207,17 @@ impl BufferState {
         if let Some(reason) = restored.missing {
             _ = self.broken.set(format!("{reason}; the model must be loaded again"));
         }
-        ANY_LOST.store(true, Ordering::Relaxed);
         let mut lost = lock(&self.lost);
-        *lost = Lost { ranges: LostRanges::all(self.bytes), ran: HashSet::new(), epoch: lost.epoch + 1 };
-        let weights = lock(&self.weights);
+        lost.all(self.bytes);
+        let uploads = lock(&self.uploads);
         for (at, (range, digest)) in restored.filled.iter().enumerate() {
-            // A weight that the host has replaced meanwhile stays lost.
-            if weights.get(&range.start).is_none_or(|weight| weight.digest != *digest) {
+            // What the host has replaced meanwhile stays lost.
+            if uploads.get(&range.start).is_none_or(|upload| upload.digest != *digest) {
                 continue;
             }
             // The bytes up to the next weight are padding, if they are too few for another tensor.
             let next = restored.filled.get(at + 1).map_or(self.bytes, |(next, _)| next.start);
-            let is_padding = next.saturating_sub(range.end) < self.device.alignment() as u64;
+            let is_padding = self.holds_weights() && next.saturating_sub(range.end) < self.device.alignment() as u64;
             lost.ranges.remove(range.start..if is_padding { next.max(range.end) } else { range.end });
         }
     }
@@ -233,17 +264,16 @@ impl BufferState {
         lock(&self.lost).ranges.insert(range);
     }
 
-    /// A queue has failed with work that may not have run.
-    pub(crate) fn lose_pending(&self, error: &DeviceError) {
+    /// The queue has failed with work that may not have run.
+    pub(crate) fn lose_all(&self, error: &DeviceError) {
         if self.holds_weights() && !self.device.is_remote() {
             _ = self.broken.set(format!("{error}; the model must be loaded again"));
         } else {
-            self.mark_lost(0..self.bytes);
+            lock(&self.lost).all(self.bytes);
         }
     }
 
     pub(crate) fn fail_read(&self, what: &str, error: &DeviceError) {
-        self.device.close_transfers(error);
         let reason = self.device.describe_failure(what, error);
         self.device.latch(reason.clone());
         self.device.failures.log(reason);
@@ -252,7 +282,7 @@ impl BufferState {
     /// A write of a range has failed. What a server did not get counts as lost, and weights are loaded again when it is back.
     pub(crate) fn fail_write(&self, what: &str, range: Range<u64>, error: &DeviceError) {
         let reason = self.device.describe_failure(what, error);
-        if self.device.is_remote() {
+        if self.device.is_remote() || !self.holds_weights() {
             self.mark_lost(range);
         } else {
             _ = self.broken.set(format!("{reason}; the model must be loaded again"));
@@ -261,34 +291,46 @@ impl BufferState {
     }
 }
 
-/// Writes bytes of a tensor by `upload`. Bytes that were lost when the host read them are zeros, and lost again.
-pub(crate) fn write(
-    state: &BufferState,
-    tensor: &Tensor,
-    range: Range<u64>,
-    bytes: &[u8],
-    upload: impl FnOnce(Region, &[u8]) -> Result<(), DeviceError>,
-) -> Result<(), DeviceError> {
+/// Writes bytes of a tensor that is no weight. Bytes that were lost when the host read them are zeros, and lost again.
+pub(crate) fn write(state: &BufferState, tensor: &Tensor, range: Range<u64>, bytes: &[u8]) -> Result<(), DeviceError> {
     state.changes();
     let epoch = state.epoch();
     let region = state.memory().subregion(range.start, bytes.len() as u64)?;
+    let upload =
+        |bytes: &[u8]| state.submit(|queue| queue.upload(region, None, UploadSource::Borrowed(bytes))).map(|_| ());
     if !ANY_LOST.load(Ordering::Relaxed) {
-        return upload(region, bytes);
+        remember_write(state, tensor, &range, bytes);
+        return upload(bytes);
     }
     // Integers are no content of caches, and may be -1.
     let dtype = host::get().numbers.dtype(tensor.dtype).filter(|dtype| dtype.is_float() || dtype.block_len() > 1);
     let from = range.start.wrapping_sub(state.position(tensor, 0)) as usize;
     let lost = dtype.map_or_else(Vec::new, |dtype| lost_runs(bytes, from, dtype.block_bytes()));
     if lost.is_empty() {
-        upload(region, bytes)?;
+        remember_write(state, tensor, &range, bytes);
+        upload(bytes)?;
     } else {
+        state.forget(&range);
         let mut zeroed = bytes.to_vec();
         lost.iter().for_each(|run| zeroed[run.clone()].fill(0));
-        upload(region, &zeroed)?;
+        upload(&zeroed)?;
     }
     state.mark_valid(epoch, range.clone());
     lost.into_iter().for_each(|run| state.mark_lost(range.start + run.start as u64..range.start + run.end as u64));
     Ok(())
+}
+
+/// Remembers what the host writes to memory beyond one run, such as adapters: whole tensors.
+fn remember_write(state: &BufferState, tensor: &Tensor, range: &Range<u64>, bytes: &[u8]) {
+    if !state.device.is_remote() || state.is_computed() {
+        return;
+    }
+    state.forget(range);
+    if *range == state.range_of(tensor) && tensor.view_src.is_null() {
+        // SAFETY: a tensor of the host.
+        let name = unsafe { abi::name_of(tensor) };
+        state.remember(range.start, Upload::new(bytes, support::describe(tensor), name));
+    }
 }
 
 /// Runs of elements or blocks of `element` bytes that a failed or lost read has delivered. `from` is the position of the first byte
@@ -338,6 +380,12 @@ pub(crate) fn copy_lost(from: &BufferState, src: &Tensor, to: &BufferState, dst:
     for part in lost.within(&(source..source + bytes)) {
         to.mark_lost(part.start - source + target..part.end - source + target);
     }
+}
+
+/// To be called before a tensor is overwritten by a copy.
+pub(crate) fn before_copy_to(to: &BufferState, dst: &Tensor) {
+    to.changes();
+    to.forget(&to.range_of(dst));
 }
 
 /// The regions of a copy: of the source, and of the target.

@@ -2,12 +2,15 @@
 
 use crate::abi::tables::BufferCallbacks;
 use crate::abi::{self, Buffer, Tensor};
-use crate::buffer::{BufferState, copy_lost, copy_regions, lost_parts, mark_failed, submit_copy, write};
-use crate::guard::{guarded, lock};
+use crate::buffer::{
+    BufferState, before_copy_to, copy_lost, copy_regions, lost_parts, mark_failed, submit_copy, write,
+};
+use crate::device::Ticket;
+use crate::guard::{guarded, is_forked, lock};
 use crate::host;
 use crate::support;
-use crate::weights::Weight;
-use fanout::device::{DeviceError, TimelinePoint, UploadSource};
+use crate::uploads::Upload;
+use fanout::device::{DeviceError, Queue, TimelinePoint, UploadSource};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,9 +44,9 @@ const CALLBACKS: BufferCallbacks = BufferCallbacks {
 };
 
 pub(crate) unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
-    // SAFETY: the host frees a buffer of the plug-in once.
-    let state = unsafe { Arc::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
     guarded((), || {
+        // SAFETY: the host frees a buffer of the plug-in once.
+        let state = unsafe { Arc::from_raw(host::get().buffer_fields(buffer).context.cast::<BufferState>()) };
         lock(&state.device.programs).forget_buffer(buffer);
         drop(state);
     });
@@ -80,10 +83,11 @@ unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
 
 fn fill(state: &BufferState, range: Range<u64>, value: u8) {
     state.changes();
+    state.forget(&range);
     let epoch = state.epoch();
     let region = state.memory().subregion(range.start, range.end - range.start);
-    match region.and_then(|region| state.device.transfer(|queue| queue.fill(region, value))) {
-        Ok(()) => state.mark_valid(epoch, range),
+    match region.and_then(|region| state.submit(|queue| queue.fill(region, value))) {
+        Ok(_) => state.mark_valid(epoch, range),
         Err(error) => state.fail_write("filling memory", range, &error),
     }
 }
@@ -114,7 +118,9 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
     }
     guarded((), || {
         // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
-        let (state, name) = unsafe { (state_of(buffer), abi::name_of(tensor)) };
+        let state = unsafe { state_of(buffer) };
+        // SAFETY: as above.
+        let name = || unsafe { abi::name_of(tensor) };
         // SAFETY: as above.
         let tensor = unsafe { &*tensor };
         // SAFETY: the host passes such rows.
@@ -122,10 +128,8 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
             let start = state.position(tensor, offset + row * stride_tensor);
             let range = start..start + size as u64;
             let written = match state.holds_weights() {
-                true => write_weight(state, tensor, &name, range.clone(), bytes),
-                false => write(state, tensor, range.clone(), bytes, |region, bytes| {
-                    state.device.transfer(|queue| queue.upload(region, None, UploadSource::Borrowed(bytes)))
-                }),
+                true => write_weight(state, tensor, name(), range.clone(), bytes),
+                false => write(state, tensor, range.clone(), bytes),
             };
             if let Err(error) = written {
                 state.fail_write("writing a tensor", range, &error);
@@ -138,7 +142,7 @@ pub(crate) unsafe extern "C" fn set_tensor_2d(
 fn write_weight(
     state: &BufferState,
     tensor: &Tensor,
-    name: &str,
+    name: String,
     range: Range<u64>,
     bytes: &[u8],
 ) -> Result<(), DeviceError> {
@@ -149,12 +153,13 @@ fn write_weight(
     let region = || state.memory().subregion(range.start, bytes.len() as u64);
     if !state.device.is_remote() {
         let region = region()?;
-        return state.device.transfer(|queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes)));
+        let upload = |queue: &mut dyn Queue| queue.upload(region, desc.as_ref(), UploadSource::Borrowed(bytes));
+        return state.submit(upload).map(|_| ());
     }
-    let weight = Weight::new(bytes, desc, name.to_owned());
+    let weight = Upload::new(bytes, desc, name);
     let epoch = state.epoch();
     state.remember(range.start, weight.clone());
-    state.device.transfer(|queue| {
+    state.submit(|queue| {
         let region = region()?;
         if state.device.disk.has(queue, &region, &weight)? {
             return Ok(());
@@ -189,6 +194,10 @@ unsafe extern "C" fn get_tensor_2d(
     if size == 0 {
         return;
     }
+    if is_forked() {
+        // SAFETY: the host passes a place for such rows.
+        return unsafe { abi::rows_mut(data, size, rows, stride_data) }.for_each(mark_failed);
+    }
     guarded((), || {
         // SAFETY: the host passes a buffer of the plug-in and a tensor in it.
         let (state, tensor) = unsafe { (state_of(buffer), &*tensor) };
@@ -212,8 +221,9 @@ fn read(state: &BufferState, mut reads: Vec<(u64, &mut [u8])>) {
             .iter()
             .map(|(position, bytes)| memory.subregion(*position, bytes.len() as u64))
             .collect::<Result<Vec<_>, _>>()?;
-        let pending = state.device.transfer(|queue| queue.download_all(&regions))?;
-        pending.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()
+        let (pending, ticket) = state.device.submit(|queue| queue.download_all(&regions))?;
+        let results: Result<Vec<_>, _> = pending.into_iter().map(|read| read.wait(None)).collect();
+        state.device.waited(ticket, results)
     };
     match download() {
         Ok(results) => {
@@ -235,12 +245,12 @@ unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *
         let (state, src, dst) = unsafe { (state_of(buffer), &*src, &*dst) };
         // SAFETY: the host keeps the source's buffer during the call.
         let Some(from) = (unsafe { BufferState::of_any(src.owner()) }) else { return false };
-        state.changes();
+        before_copy_to(state, dst);
         let epoch = state.epoch();
-        let copied = copy_between(from, src, state, dst).and_then(|copied| match copied {
+        let copied = copy_between(from, src, state, dst).and_then(|(copied, ticket)| match copied {
             None => Ok(false),
             // The host may change the source as soon as the call returns.
-            Some(done) => done.wait(None).map(|()| {
+            Some(done) => state.device.waited(ticket, done.wait(None)).map(|()| {
                 copy_lost(from, src, state, dst, epoch);
                 true
             }),
@@ -253,17 +263,16 @@ unsafe extern "C" fn copy_tensor(buffer: *mut Buffer, src: *const Tensor, dst: *
     })
 }
 
-/// Copies a tensor between two buffers of the plug-in on the queues of transfers. Returns the point after the copy; `None` if
-/// the devices cannot copy directly.
-fn copy_between(
+/// Copies a tensor between two buffers of the plug-in. Returns the point after the copy; `None` if the devices cannot copy directly.
+pub(crate) fn copy_between(
     from: &BufferState,
     src: &Tensor,
     to: &BufferState,
     dst: &Tensor,
-) -> Result<Option<TimelinePoint>, DeviceError> {
+) -> Result<(Option<TimelinePoint>, Ticket), DeviceError> {
     let regions = copy_regions(from, src, to, dst)?;
-    let after = from.device.last_transfer();
-    to.device.transfer(|queue| submit_copy(queue, regions, after.as_ref()))
+    let after = from.device.mark().map(|(point, _)| point);
+    to.submit(|queue| submit_copy(queue, regions, after.as_ref()))
 }
 
 unsafe extern "C" fn set_tensors(

@@ -10,10 +10,15 @@ use crate::program_cache::ProgramCache;
 use crate::server::{DiskLoads, Restored, Server};
 use crate::stream;
 use crate::support::{self, SupportCache};
-use fanout::device::{Device as FanoutDevice, DeviceError, DeviceInfo, MemoryBudget, MemoryInfo, Queue, TimelinePoint};
+use fanout::device::{Device as FanoutDevice, DeviceError, DeviceInfo, MemoryBudget, MemoryInfo, TimelinePoint};
+use queue::SharedQueue;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+
+mod queue;
+
+pub(crate) use queue::Ticket;
 
 /// A device of the plug-in. It lives as long as the process.
 pub(crate) struct Device {
@@ -26,8 +31,7 @@ pub(crate) struct Device {
     server: Option<&'static Server>,
     buffers: Mutex<Vec<Weak<BufferState>>>,
     pub(crate) budget: Arc<MemoryBudget>,
-    /// The queue of transfers that the host orders by waiting, and not by a stream.
-    transfers: Mutex<Transfers>,
+    queue: Mutex<SharedQueue>,
     pub(crate) programs: Mutex<ProgramCache>,
     support: SupportCache,
     pub(crate) disk: DiskLoads,
@@ -49,22 +53,6 @@ struct Link {
     generation: u64,
     /// Why it cannot be used.
     lost: Option<DeviceError>,
-}
-
-#[derive(Default)]
-struct Transfers {
-    /// Of the link that `queue` belongs to.
-    generation: u64,
-    queue: Option<Box<dyn Queue>>,
-    /// Whether there were transfers after `last`.
-    marked: bool,
-    /// A point after transfers.
-    last: Option<TimelinePoint>,
-}
-
-/// Whether an error is the caller's mistake, which does not stick to a queue.
-pub(crate) fn is_mistake(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::Misuse(_) | DeviceError::Source(_))
 }
 
 #[repr(C)]
@@ -92,7 +80,7 @@ impl Device {
             server,
             buffers: Mutex::default(),
             budget: MemoryBudget::new(u64::MAX),
-            transfers: Mutex::default(),
+            queue: Mutex::default(),
             programs: Mutex::default(),
             support: SupportCache::default(),
             disk: DiskLoads::default(),
@@ -172,7 +160,7 @@ impl Device {
     /// Starts the recovery of a lost server after a failure of work on the device of `generation`.
     pub(crate) fn report_loss(&self, generation: u64, error: &DeviceError) {
         let current = matches!(self.fanout(), Ok((_, now)) if now == generation);
-        if let (true, Some(server), DeviceError::ConnectionLost { .. }) = (current, self.server, error) {
+        if let Some(server) = self.server.filter(|server| current && server.is_lost_by(error)) {
             server.lost(error);
         }
     }
@@ -194,7 +182,7 @@ impl Device {
 
     /// Installs the device and the memory of a server that is back.
     pub(crate) fn install(&self, restored: Restored) {
-        *lock(&self.transfers) = Transfers::default();
+        lock(&self.queue).close();
         lock(&self.programs).clear();
         for (buffer, memory) in restored.buffers {
             buffer.install(memory);
@@ -214,35 +202,6 @@ impl Device {
         buffers.push(Arc::downgrade(buffer));
     }
 
-    /// Runs a transfer on the queue of transfers. After a failure the next transfer opens another queue.
-    pub(crate) fn transfer<T>(
-        &self,
-        submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        let (fanout, generation) = self.fanout()?;
-        let mut transfers = lock(&self.transfers);
-        if transfers.generation != generation {
-            *transfers = Transfers { generation, ..Transfers::default() };
-        }
-        let opened = match &mut transfers.queue {
-            Some(queue) => Ok(queue),
-            closed => fanout.queue(&self.budget).map(|queue| closed.insert(queue)),
-        };
-        match opened.and_then(|queue| submit(&mut **queue)) {
-            Ok(done) => {
-                transfers.marked = false;
-                Ok(done)
-            }
-            Err(error) if is_mistake(&error) => Err(error),
-            Err(error) => {
-                *transfers = Transfers::default();
-                drop(transfers);
-                self.queue_failed(generation, &error, true);
-                Err(error)
-            }
-        }
-    }
-
     /// Keeps a failure for the next graph.
     pub(crate) fn latch(&self, reason: String) {
         lock(&self.latched).get_or_insert(reason);
@@ -251,45 +210,6 @@ impl Device {
     /// The failure that was kept, if any.
     pub(crate) fn take_latched(&self) -> Option<String> {
         lock(&self.latched).take()
-    }
-
-    /// Handles the failure of a queue. What was submitted to it may not have run, so all memory that it writes counts as lost: with
-    /// `weights`, as the queue of transfers does, that of weights, too. The memory of a lost server counts as lost when the server
-    /// is back.
-    pub(crate) fn queue_failed(&self, generation: u64, error: &DeviceError, weights: bool) {
-        if matches!(error, DeviceError::ConnectionLost { .. }) {
-            return self.report_loss(generation, error);
-        }
-        for buffer in self.live_buffers() {
-            if weights || !buffer.holds_weights() {
-                buffer.lose_pending(error);
-            }
-        }
-    }
-
-    /// Closes the queue of transfers, after a wait for one of them has failed.
-    pub(crate) fn close_transfers(&self, error: &DeviceError) {
-        if is_mistake(error) {
-            return;
-        }
-        let mut transfers = lock(&self.transfers);
-        let generation = transfers.generation;
-        *transfers = Transfers::default();
-        drop(transfers);
-        self.queue_failed(generation, error, true);
-    }
-
-    /// A point after all transfers. Streams wait for it before they use memory; `None` if there were none.
-    pub(crate) fn last_transfer(&self) -> Option<TimelinePoint> {
-        let mut guard = lock(&self.transfers);
-        let transfers = &mut *guard;
-        if !transfers.marked
-            && let Some(queue) = &mut transfers.queue
-        {
-            transfers.last = Some(queue.mark());
-            transfers.marked = true;
-        }
-        transfers.last.clone()
     }
 
     fn query_memory(&self) -> Result<MemoryInfo, DeviceError> {

@@ -44,6 +44,14 @@ pub(crate) unsafe fn prepare(
             Some(program.map_err(|e| e.to_string())?)
         }
     };
+    let writes = tensors[..nodes.len()].iter().zip(&records).filter_map(|((_, tensor), record)| {
+        let place = record.place.filter(|_| !is_view(record.op))?;
+        let kept = !memory.states[place.slot as usize].is_computed();
+        // SAFETY: a copy of a tensor of the host.
+        let bytes = unsafe { host::get().tensor_bytes(tensor) };
+        kept.then_some((place.slot as usize, place.offset as u64..(place.offset + bytes) as u64))
+    });
+    let writes = writes.collect();
     let within = readers_within(&tensors, nodes.len());
     let outputs = tensors[..nodes.len()].iter().zip(&records).enumerate().filter_map(|(at, ((_, tensor), record))| {
         let place = record.place.filter(|_| !tensor.ne.contains(&0) && !is_view(record.op))?;
@@ -58,6 +66,7 @@ pub(crate) unsafe fn prepare(
     });
     Ok(PreparedGraph {
         outputs: outputs.collect(),
+        writes,
         tensors: tensors.into(),
         readers: readers.into(),
         program,

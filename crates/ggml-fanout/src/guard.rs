@@ -1,6 +1,6 @@
 //! The boundary to the host: no panic crosses it, and every failure is logged once.
 
-use crate::host::{LogLevel, log};
+use crate::host_log::{self, Callback, LogLevel, log};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,40 @@ pub(crate) fn has_panicked() -> bool {
     PANICKED.load(Ordering::Relaxed)
 }
 
-/// Runs a callback's body. A panic, which is a fault of the plug-in, gives `failed`.
+/// Whether this process was forked from the one that loaded the plug-in. It has none of the threads, and shares the connections.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process was forked from the one that loaded the plug-in: then nothing may be locked, sent, waited for or closed.
+pub(crate) fn is_forked() -> bool {
+    let forked = FORKED.load(Ordering::Relaxed);
+    if forked {
+        host_log::log_once(
+            "this process was forked from one with devices, and cannot use them: start it by exec (Python: spawn)",
+        );
+    }
+    forked
+}
+
+/// Notices forks from now on.
+pub(crate) fn watch_forks() {
+    extern "C" fn forked() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: the handler only stores a number. The library stays loaded.
+    _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+}
+
+/// Runs a callback's body on a thread of the host. A panic, which is a fault of the plug-in, gives `failed`, and so does a fork.
 pub(crate) fn guarded<T>(failed: T, body: impl FnOnce() -> T) -> T {
+    if is_forked() {
+        return failed;
+    }
+    let _callback = Callback::begin();
+    caught(failed, body)
+}
+
+/// Runs the body of a thread of the plug-in. A panic gives `failed`.
+pub(crate) fn caught<T>(failed: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         PANICKED.store(true, Ordering::Relaxed);
         log(LogLevel::Error, "a callback panicked, which is a bug; its result counts as failed");

@@ -7,15 +7,16 @@ use crate::abi::{self, Buffer, BufferTail, BufferType, BufferTypeTail, Graph, Re
 use crate::numbers::Numbers;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::io::Write as _;
 use std::sync::OnceLock;
 
 /// A version of ggml that the plug-in is tested with: its name, the version of its interface, and how many ops, kinds of unary
 /// ops, kinds of gated units and types it has. ggml does not check numbers that it is asked the name of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tested {
-    version: &'static str,
+    pub(crate) version: &'static str,
     pub(crate) interface: Interface,
+    /// Whether buffers take lists of tensors.
+    pub(crate) lists: bool,
     pub(crate) ops: u32,
     pub(crate) unary_ops: u32,
     pub(crate) gated_units: u32,
@@ -23,8 +24,46 @@ pub(crate) struct Tested {
 }
 
 pub(crate) const TESTED: &[Tested] = &[
-    Tested { version: "0.25.3", interface: Interface::V2, ops: 101, unary_ops: 22, gated_units: 7, types: 43 },
-    Tested { version: "0.28.0", interface: Interface::V3, ops: 102, unary_ops: 22, gated_units: 7, types: 44 },
+    // whisper.cpp 1.8
+    Tested {
+        version: "0.13.1",
+        interface: Interface::V2,
+        lists: false,
+        ops: 96,
+        unary_ops: 22,
+        gated_units: 6,
+        types: 42,
+    },
+    // llama.cpp 7.0
+    Tested {
+        version: "0.25.3",
+        interface: Interface::V2,
+        lists: false,
+        ops: 101,
+        unary_ops: 22,
+        gated_units: 7,
+        types: 43,
+    },
+    // llama-cpp-2 0.1.160
+    Tested {
+        version: "0.26.0",
+        interface: Interface::V3,
+        lists: false,
+        ops: 101,
+        unary_ops: 22,
+        gated_units: 7,
+        types: 43,
+    },
+    // llama.cpp 8.0.1
+    Tested {
+        version: "0.28.0",
+        interface: Interface::V3,
+        lists: true,
+        ops: 102,
+        unary_ops: 22,
+        gated_units: 7,
+        types: 44,
+    },
 ];
 
 /// The variable that lets another version of ggml load the plug-in as if it were the tested one that it names.
@@ -37,13 +76,13 @@ pub(crate) enum Interface {
     V3,
 }
 
-type InitBufferV2 = unsafe extern "C" fn(*mut BufferType, v2::BufferTable, *mut c_void, usize) -> *mut Buffer;
-type InitBufferV3 = unsafe extern "C" fn(*mut BufferType, v3::BufferTable, *mut c_void, usize) -> *mut Buffer;
+type InitBufferPlain = unsafe extern "C" fn(*mut BufferType, v2::BufferTable, *mut c_void, usize) -> *mut Buffer;
+type InitBufferLists = unsafe extern "C" fn(*mut BufferType, v3::BufferTable, *mut c_void, usize) -> *mut Buffer;
 
-/// Creates the host's object for a buffer, which the host frees.
+/// Creates the host's object for a buffer, which the host frees: for buffers that take lists of tensors, or not.
 enum InitBuffer {
-    V2(InitBufferV2),
-    V3(InitBufferV3),
+    Plain(InitBufferPlain),
+    Lists(InitBufferLists),
 }
 
 /// The functions of the host.
@@ -61,20 +100,16 @@ pub(crate) struct Host {
 
 type LogFunction = unsafe extern "C" fn(c_int, *const c_char, ...);
 
-/// Levels of the host's log.
-#[derive(Clone, Copy)]
-pub(crate) enum LogLevel {
-    Debug = 1,
-    Info = 2,
-    Warn = 3,
-    Error = 4,
-}
-
 static HOST: OnceLock<Result<Host, String>> = OnceLock::new();
 
 /// The host of this process, or why the plug-in does not serve it.
 pub(crate) fn find() -> Result<&'static Host, &'static str> {
     HOST.get_or_init(Host::find).as_ref().map_err(String::as_str)
+}
+
+/// The host, if it was found.
+pub(crate) fn found() -> Option<&'static Host> {
+    HOST.get()?.as_ref().ok()
 }
 
 /// The host, which exists while any of its callbacks runs.
@@ -83,46 +118,6 @@ pub(crate) fn get() -> &'static Host {
         Ok(host) => host,
         // A host calls only what `ggml_backend_init` gave it, and that needs a host.
         Err(reason) => unreachable!("a callback without a host: {reason}"),
-    }
-}
-
-/// Writes a line to the host's log; to the standard error stream if there is no host.
-pub(crate) fn log(level: LogLevel, text: &str) {
-    let Some(Ok(host)) = HOST.get() else {
-        _ = writeln!(std::io::stderr(), "fanout: {text}");
-        return;
-    };
-    let line = CString::new(format!("fanout: {text}\n").replace('\0', " ")).unwrap_or_default();
-    // SAFETY: `log` has the signature of ggml_log_internal, and the format takes one string that ends with a zero.
-    unsafe { (host.log)(level as c_int, c"%s".as_ptr(), line.as_ptr()) };
-}
-
-/// Forwards fanout's own messages to the host's log.
-struct HostLog;
-
-impl log::Log for HostLog {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let level = match record.level() {
-            log::Level::Error => LogLevel::Error,
-            log::Level::Warn => LogLevel::Warn,
-            log::Level::Info => LogLevel::Info,
-            log::Level::Debug | log::Level::Trace => LogLevel::Debug,
-        };
-        log(level, &record.args().to_string());
-    }
-
-    fn flush(&self) {}
-}
-
-/// Forwards fanout's warnings and errors to the host's log from now on.
-pub(crate) fn forward_log() {
-    // Only the first call sets it.
-    if log::set_logger(&HostLog).is_ok() {
-        log::set_max_level(log::LevelFilter::Warn);
     }
 }
 
@@ -144,9 +139,9 @@ impl Host {
             Ok(Host {
                 interface,
                 numbers: Numbers::of_host(&libraries, &tested)?,
-                init_buffer: match interface {
-                    Interface::V2 => InitBuffer::V2(std::mem::transmute::<*mut c_void, InitBufferV2>(init_buffer)),
-                    Interface::V3 => InitBuffer::V3(std::mem::transmute::<*mut c_void, InitBufferV3>(init_buffer)),
+                init_buffer: match tested.lists {
+                    false => InitBuffer::Plain(std::mem::transmute::<*mut c_void, InitBufferPlain>(init_buffer)),
+                    true => InitBuffer::Lists(std::mem::transmute::<*mut c_void, InitBufferLists>(init_buffer)),
                 },
                 graph_size: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Graph) -> c_int>(
                     libraries.required(c"ggml_graph_n_nodes")?,
@@ -166,6 +161,12 @@ impl Host {
                 log: std::mem::transmute::<*mut c_void, LogFunction>(libraries.required(c"ggml_log_internal")?),
             })
         }
+    }
+
+    /// Writes a line to the host's log.
+    pub(crate) fn log(&self, level: c_int, line: &CStr) {
+        // SAFETY: `log` has the signature of ggml_log_internal, and the format takes one string that ends with a zero.
+        unsafe { (self.log)(level, c"%s".as_ptr(), line.as_ptr()) };
     }
 
     /// The number of the interface for [`Registry::api_version`].
@@ -190,8 +191,8 @@ impl Host {
         // SAFETY: the caller passes a valid buffer type and context; the table has the layout of the host's interface.
         unsafe {
             match self.init_buffer {
-                InitBuffer::V2(init) => init(buffer_type, callbacks.into(), context, size),
-                InitBuffer::V3(init) => init(buffer_type, callbacks.into(), context, size),
+                InitBuffer::Plain(init) => init(buffer_type, callbacks.into(), context, size),
+                InitBuffer::Lists(init) => init(buffer_type, callbacks.into(), context, size),
             }
         }
     }
@@ -201,9 +202,9 @@ impl Host {
     /// # Safety
     /// `buffer` is a buffer of the host that is not freed while the result is used.
     pub(crate) unsafe fn buffer_fields<'a>(&self, buffer: *mut Buffer) -> &'a BufferTail {
-        let table = match self.interface {
-            Interface::V2 => size_of::<v2::BufferTable>(),
-            Interface::V3 => size_of::<v3::BufferTable>(),
+        let table = match self.init_buffer {
+            InitBuffer::Plain(_) => size_of::<v2::BufferTable>(),
+            InitBuffer::Lists(_) => size_of::<v3::BufferTable>(),
         };
         // SAFETY: the caller passes a valid buffer, whose fields follow the table of the host's interface.
         unsafe { &*buffer.byte_add(table).cast() }
@@ -275,7 +276,7 @@ fn tested_version(version: &str, interface: Interface, assumed: Option<&str>) ->
         Some(tested) if tested.interface == interface => Ok(*tested),
         Some(_) => Err(format!("ggml {version} has another interface than {wanted}, which {AS_VERSION} names")),
         None => {
-            let known = TESTED.iter().map(|tested| tested.version).collect::<Vec<_>>().join(" and ");
+            let known = TESTED.iter().map(|tested| tested.version).collect::<Vec<_>>().join(", ");
             Err(match assumed {
                 Some(wanted) => {
                     format!("{wanted}, which {AS_VERSION} names, is not among the tested versions, {known}")

@@ -10,9 +10,9 @@
 //!                 └─────► stream ──► program_cache ──► fanout's queue and programs
 //! ```
 //! `abi` has ggml's structs, `host` finds ggml's functions in the process, `numbers` maps its ops and types to fanout's. `server`
-//! recovers a lost server, `weights` loads weights again, and `validity` follows which bytes are lost.
+//! recovers a lost server, `uploads` loads weights again, and `validity` follows which bytes are lost.
 //!
-//! # FailureLog
+//! # Failures
 //! The interface has no errors in most of its calls. No panic crosses it (`guard`). A graph with outputs returns after it has run and
 //! they are in the host's memory, so that reading them cannot fail. What a failed write leaves counts as lost, and a graph that
 //! needs it fails. Any other failed read delivers NaN, and the next graph of the device fails.
@@ -29,6 +29,7 @@ mod device;
 mod graph;
 mod guard;
 mod host;
+mod host_log;
 mod lost_ranges;
 mod numbers;
 mod outputs;
@@ -38,11 +39,12 @@ mod reservation;
 mod server;
 mod stream;
 mod support;
+mod uploads;
 mod validity;
-mod weights;
 
-use host::{LogLevel, log};
-use std::ffi::c_int;
+use host_log::{LogLevel, log};
+use std::ffi::{CString, c_char, c_int};
+use std::sync::OnceLock;
 
 /// How well the library fits the host: 0 if it does not, with a line that tells why.
 #[unsafe(no_mangle)]
@@ -53,6 +55,16 @@ pub extern "C" fn ggml_backend_score() -> c_int {
             log(LogLevel::Error, &format!("not loaded: {reason}"));
             0
         }
+    })
+}
+
+/// Why the library does not fit the host; null if it does. For `rpc-server doctor --ggml`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_fanout_refusal() -> *const c_char {
+    static REASON: OnceLock<Option<CString>> = OnceLock::new();
+    guard::guarded(std::ptr::null(), || {
+        let reason = REASON.get_or_init(|| host::find().err().map(|reason| CString::new(reason).unwrap_or_default()));
+        reason.as_ref().map_or(std::ptr::null(), |reason| reason.as_ptr())
     })
 }
 

@@ -4,6 +4,7 @@
 use crate::abi::{Buffer, Tensor};
 use fanout::device::{Program, Region};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Programs that are kept for each device. A context has one for each number of tokens and of splits that it repeats.
@@ -22,6 +23,8 @@ pub(crate) struct PreparedGraph {
     /// The host's objects of the memory, in the order of `bindings`.
     pub(crate) buffers: Arc<[*mut Buffer]>,
     pub(crate) outputs: Arc<[Output]>,
+    /// Ranges of memory beyond one run that the graph writes, such as those of caches: numbers in `buffers`, and bytes.
+    pub(crate) writes: Arc<[(usize, Range<u64>)]>,
     /// Different for every graph that was prepared.
     pub(crate) serial: u64,
     /// Of the device that it was prepared on.

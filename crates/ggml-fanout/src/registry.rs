@@ -4,8 +4,9 @@
 use crate::abi::{Device as DeviceObject, Registry, RegistryTable};
 use crate::config::Config;
 use crate::device::Device;
-use crate::guard::{guarded, lock};
-use crate::host::{self, LogLevel, Shared, log};
+use crate::guard::{self, guarded, lock};
+use crate::host::{self, Shared};
+use crate::host_log::{self, LogLevel, log};
 use crate::server::Server;
 use fanout::device::Device as FanoutDevice;
 use fanout::registry as devices;
@@ -28,7 +29,8 @@ static RPC: OnceLock<Shared<Registry>> = OnceLock::new();
 /// The plug-in's registry, which the first call fills with devices.
 pub(crate) fn own() -> *mut Registry {
     OWN.get_or_init(|| {
-        host::forward_log();
+        host_log::forward_log();
+        guard::watch_forks();
         let config = Config::read().unwrap_or_else(|e| {
             log(LogLevel::Error, &format!("no device is opened: {e}"));
             Config { devices: Some(NO_DEVICES.to_owned()), ..Config::default() }

@@ -1,16 +1,16 @@
-//! Streams: ggml's backends, each a queue of fanout, and events between them.
+//! Streams: ggml's backends, which submit to the queue of their device, and events between them.
 
 use crate::abi::{self, Backend, BackendTable, Event, Graph, STATUS_FAILED, STATUS_SUCCESS, Status, Tensor};
 use crate::buffer::{self, BufferState};
 use crate::buffer_calls;
-use crate::device::{Device, EventState, event_state, is_mistake};
+use crate::device::{Device, EventState, Ticket, event_state};
 use crate::graph;
 use crate::guard::{self, guarded, lock};
 use crate::host;
 use crate::lost_ranges::LostRanges;
 use crate::program_cache::PreparedGraph;
 use crate::validity;
-use fanout::device::{DeviceError, PendingRead, Queue, TimelinePoint, UploadSource};
+use fanout::device::{DeviceError, PendingRead, Queue};
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -24,12 +24,6 @@ pub(crate) struct Stream {
 
 #[derive(Default)]
 struct Work {
-    /// Opened by the first work: hosts make streams only to measure memory, too.
-    queue: Option<Box<dyn Queue>>,
-    /// Of the device that the queue belongs to.
-    generation: u64,
-    /// The last transfer of the device that the queue waits for.
-    after: Option<TimelinePoint>,
     /// Reads that the host waits for by `synchronize`.
     reads: Vec<Read>,
     /// A failure that no call could report yet. The next graph fails with it.
@@ -38,6 +32,7 @@ struct Work {
 
 struct Read {
     result: PendingRead,
+    ticket: Ticket,
     to: *mut u8,
     bytes: usize,
     /// The parts that had been lost before.
@@ -89,70 +84,47 @@ impl Stream {
     }
 
     /// Submits work to the queue. A failure stays until a graph reports it.
-    fn submit<T>(&self, what: &str, submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>) -> Option<T> {
-        let mut work = lock(&self.work);
-        let submitted = work.open(self.device).and_then(submit);
-        submitted.map_err(|error| self.fail(&mut work, what, &error)).ok()
+    fn submit<T>(
+        &self,
+        what: &str,
+        submit: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
+    ) -> Option<(T, Ticket)> {
+        self.device.submit(submit).map_err(|error| self.fail(what, &error)).ok()
     }
 
     /// A tensor that is not on the device: a mistake of the host, which the next graph reports.
     fn refuse(&self, what: &str) {
-        let error = DeviceError::Misuse("a tensor that is not in memory of the device");
-        self.fail(&mut lock(&self.work), what, &error);
+        self.fail(what, &DeviceError::Misuse("a tensor that is not in memory of the device"));
     }
 
-    /// Closes the queue after a failure, which the next graph reports.
-    fn fail(&self, work: &mut Work, what: &str, error: &DeviceError) {
+    /// Keeps a failure, which the next graph reports.
+    fn fail(&self, what: &str, error: &DeviceError) {
         let text = self.device.describe_failure(what, error);
-        work.failure.get_or_insert_with(|| text.clone());
-        self.close(work, error);
+        lock(&self.work).failure.get_or_insert_with(|| text.clone());
         self.device.failures.log(text);
-    }
-
-    fn close(&self, work: &mut Work, error: &DeviceError) {
-        if is_mistake(error) {
-            return;
-        }
-        (work.queue, work.after) = (None, None);
-        self.device.queue_failed(work.generation, error, false);
-    }
-
-    /// A point after all work of the stream and all transfers of the device that were submitted so far; `None` if there is none.
-    fn mark(&self) -> Option<TimelinePoint> {
-        let mut work = lock(&self.work);
-        if work.queue.is_none() {
-            return self.device.last_transfer();
-        }
-        match work.open(self.device) {
-            Ok(queue) => Some(queue.mark()),
-            Err(error) => {
-                self.fail(&mut work, "waiting for transfers", &error);
-                None
-            }
-        }
     }
 
     /// Waits for all work, and delivers the reads.
     fn finish(&self) {
-        let mut work = lock(&self.work);
-        let reads = std::mem::take(&mut work.reads);
-        let finished = work.queue.as_mut().map(|queue| queue.mark()).map_or(Ok(()), |point| point.wait(None));
-        if let Err(error) = finished {
-            self.fail(&mut work, "work on the device", &error);
-        }
-        for Read { result, to, bytes, lost } in reads {
+        let reads = std::mem::take(&mut lock(&self.work).reads);
+        for Read { result, ticket, to, bytes, lost } in reads {
             // SAFETY: the host keeps the destination until this call returns.
             let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
-            match result.wait(None) {
+            match self.device.waited(ticket, result.wait(None)) {
                 Ok(result) => {
                     to.copy_from_slice(&result);
                     lost.into_iter().for_each(|part| buffer::mark_failed(&mut to[part]));
                 }
                 Err(error) => {
                     buffer::mark_failed(to);
-                    self.fail(&mut work, "reading a tensor", &error);
+                    self.fail("reading a tensor", &error);
                 }
             }
+        }
+        if let Some((point, ticket)) = self.device.mark_awaited()
+            && let Err(error) = self.device.waited(ticket, point.wait(None))
+        {
+            self.fail("work on the device", &error);
         }
     }
 
@@ -165,30 +137,34 @@ impl Stream {
             return Err(reason.to_owned());
         }
         states.iter().for_each(|state| state.changes());
+        graph.writes.iter().for_each(|(buffer, range)| states[*buffer].forget(range));
         let Some(program) = &graph.program else { return Ok(()) };
-        let mut guard = lock(&self.work);
-        let work = &mut *guard;
-        if let Some(failure) = work.failure.take().or_else(|| self.device.take_latched()) {
+        if let Some(failure) = lock(&self.work).failure.take().or_else(|| self.device.take_latched()) {
             return Err(failure);
         }
         let epochs: Vec<u64> = states.iter().map(|state| state.epoch()).collect();
         let lost = match states.iter().any(|state| state.has_lost()) {
-            true => Some(self.follow(work, graph, &states)?),
+            true => Some(self.follow(graph, &states)?),
             false => None,
         };
         let host_reads = self.device.host_reads.load(Ordering::Relaxed);
         let fetched: Vec<_> = graph.outputs.iter().filter(|output| output.always || host_reads).collect();
         let outputs = fetched.iter().map(|output| graph.bindings[output.buffer].subregion(output.start, output.bytes));
-        let ran = outputs.collect::<Result<Vec<_>, _>>().and_then(|outputs| {
-            let queue = work.open(self.device)?;
-            queue.run(program, &graph.bindings)?;
-            let reads = if outputs.is_empty() { Vec::new() } else { queue.download_all(&outputs)? };
-            reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()
+        let submitted = outputs.collect::<Result<Vec<_>, _>>().and_then(|outputs| {
+            self.device.submit(|queue| {
+                queue.run(program, &graph.bindings)?;
+                if outputs.is_empty() { Ok(Vec::new()) } else { queue.download_all(&outputs) }
+            })
         });
-        let results = ran.map_err(|error| {
-            self.close(work, &error);
-            self.device.describe_failure("a graph", &error)
-        })?;
+        // The graph may have been submitted to a new queue while what the failed one has not written still counted as valid.
+        if submitted.is_ok() && states.iter().zip(&epochs).any(|(state, &epoch)| state.epoch() != epoch) {
+            return Err(format!("{}: a graph: memory that it uses was lost meanwhile", self.device.label()));
+        }
+        let results = submitted.and_then(|(reads, ticket)| match reads.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.device.waited(ticket, reads.into_iter().map(|read| read.wait(None)).collect()),
+        });
+        let results = results.map_err(|error| self.device.describe_failure("a graph", &error))?;
         for (output, bytes) in fetched.iter().zip(results) {
             lock(&states[output.buffer].outputs).keep(output.start, bytes);
         }
@@ -200,42 +176,14 @@ impl Stream {
     }
 
     /// What is lost of each buffer after the graph has run; an error if it needs what is lost.
-    fn follow(
-        &self,
-        work: &mut Work,
-        graph: &PreparedGraph,
-        states: &[&BufferState],
-    ) -> Result<Vec<LostRanges>, String> {
-        let mut read = |state: &BufferState, position: u64, bytes: u64| {
-            let queue = work.open(self.device)?;
-            queue.download(state.memory().subregion(position, bytes)?)?.wait(None)
-        };
+    fn follow(&self, graph: &PreparedGraph, states: &[&BufferState]) -> Result<Vec<LostRanges>, String> {
         let followed = validity::follow(graph, states, &mut |state, position, bytes| {
-            read(state, position, bytes).map_err(|error| error.to_string())
+            let region = state.memory().subregion(position, bytes);
+            let submitted = region.and_then(|region| self.device.submit(|queue| queue.download(region)));
+            let read = submitted.and_then(|(read, ticket)| self.device.waited(ticket, read.wait(None)));
+            read.map_err(|error| error.to_string())
         });
         followed.map_err(|reason| format!("{}: a graph: {reason}", self.device.label()))
-    }
-}
-
-impl Work {
-    /// The queue, which waits for the last transfer of the device.
-    fn open(&mut self, device: &'static Device) -> Result<&mut dyn Queue, DeviceError> {
-        let (fanout, generation) = device.fanout()?;
-        if self.generation != generation {
-            (self.queue, self.after, self.generation) = (None, None, generation);
-        }
-        let queue = match &mut self.queue {
-            Some(queue) => queue,
-            closed => closed.insert(fanout.queue(&device.budget)?),
-        };
-        if let Some(last) = device.last_transfer() {
-            let waits = |after: &TimelinePoint| after.is_same_timeline(&last) && after.seq() >= last.seq();
-            if !self.after.as_ref().is_some_and(waits) {
-                queue.wait(&last)?;
-                self.after = Some(last);
-            }
-        }
-        Ok(&mut **queue)
     }
 }
 
@@ -245,13 +193,13 @@ unsafe extern "C" fn get_name(backend: *mut Backend) -> *const c_char {
 }
 
 unsafe extern "C" fn free(backend: *mut Backend) {
-    // SAFETY: the host frees a stream of the plug-in once; `new` made both boxes.
-    let (backend, stream) = unsafe {
-        let backend = Box::from_raw(backend);
-        let stream = Box::from_raw(backend.context.cast::<Stream>());
-        (backend, stream)
-    };
-    guarded((), || drop((backend, stream)));
+    guarded((), || {
+        // SAFETY: the host frees a stream of the plug-in once; `new` made both boxes.
+        unsafe {
+            let backend = Box::from_raw(backend);
+            drop(Box::from_raw(backend.context.cast::<Stream>()));
+        }
+    });
 }
 
 /// The buffer of a tensor, and the position of `offset` bytes into it.
@@ -304,12 +252,8 @@ unsafe extern "C" fn set_tensor_2d_async(
         for (row, bytes) in unsafe { abi::rows(data, size, rows, stride_data) }.enumerate() {
             let start = start + (row * stride_tensor) as u64;
             let range = start..start + size as u64;
-            let mut work = lock(&stream.work);
-            let written = buffer::write(state, target, range.clone(), bytes, |region, bytes| {
-                work.open(stream.device)?.upload(region, None, UploadSource::Borrowed(bytes))
-            });
-            if let Err(error) = written {
-                stream.fail(&mut work, "writing a tensor", &error);
+            if let Err(error) = buffer::write(state, target, range.clone(), bytes) {
+                stream.fail("writing a tensor", &error);
                 state.mark_lost(range);
             }
         }
@@ -342,6 +286,10 @@ unsafe extern "C" fn get_tensor_2d_async(
     if size == 0 {
         return;
     }
+    if guard::is_forked() {
+        // SAFETY: the host passes a place for such rows.
+        return unsafe { abi::rows_mut(data, size, rows, stride_data) }.for_each(buffer::mark_failed);
+    }
     guarded((), || {
         // SAFETY: the host passes a place for such rows.
         for (row, bytes) in unsafe { abi::rows_mut(data, size, rows, stride_data) }.enumerate() {
@@ -358,9 +306,9 @@ unsafe extern "C" fn get_tensor_2d_async(
             let submitted = stream
                 .submit("reading a tensor", |queue| queue.download(state.memory().subregion(position, size as u64)?));
             match submitted {
-                Some(result) => {
+                Some((result, ticket)) => {
                     let lost = buffer::lost_parts(state, position, size);
-                    lock(&stream.work).reads.push(Read { result, to: bytes.as_mut_ptr(), bytes: size, lost });
+                    lock(&stream.work).reads.push(Read { result, ticket, to: bytes.as_mut_ptr(), bytes: size, lost });
                 }
                 None => buffer::mark_failed(bytes),
             }
@@ -383,26 +331,22 @@ unsafe extern "C" fn copy_tensor_async(
         let (Some((source, target)), Some(from), Some(to)) = (streams, from, to) else { return false };
         // SAFETY: as above.
         let (src, dst) = unsafe { (&*src, &*dst) };
-        let Ok(regions) = buffer::copy_regions(from, src, to, dst) else { return false };
-        to.changes();
+        buffer::before_copy_to(to, dst);
         let epoch = to.epoch();
-        let after = source.mark();
-        let copied = target.submit("copying a tensor", |queue| buffer::submit_copy(queue, regions, after.as_ref()));
-        match copied {
+        let copied = buffer_calls::copy_between(from, src, to, dst);
+        match copied.map_err(|error| target.fail("copying a tensor", &error)).ok() {
             // The source's later work may overwrite the tensor.
-            Some(Some(done)) => {
-                if !std::ptr::eq(source, target) {
+            Some((Some(done), _)) => {
+                if !std::ptr::eq(from.device, to.device) {
                     _ = source.submit("waiting for a copy", |queue| queue.wait(&done));
                 }
                 buffer::copy_lost(from, src, to, dst, epoch);
                 true
             }
-            Some(None) => false,
+            Some((None, _)) => false,
             None => {
                 // The failure is kept for the next graph, and should the server be back by then, the copy is missing.
-                let start = to.position(dst, 0);
-                // SAFETY: a tensor of the host.
-                to.mark_lost(start..start + unsafe { host::get().tensor_bytes(dst) } as u64);
+                to.mark_lost(to.range_of(dst));
                 true
             }
         }
@@ -449,7 +393,7 @@ unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut Graph) -> 
 unsafe extern "C" fn event_record(backend: *mut Backend, event: *mut Event) {
     // SAFETY: the host passes a stream and an event of the plug-in.
     let (stream, state) = unsafe { (Stream::of(backend), event_state(event)) };
-    guarded((), || *lock(state) = stream.mark());
+    guarded((), || *lock(state) = stream.device.mark().map(|(point, _)| point));
 }
 
 unsafe extern "C" fn event_wait(backend: *mut Backend, event: *mut Event) {
@@ -475,13 +419,13 @@ pub(crate) unsafe extern "C" fn event_free(_: *mut abi::Device, event: *mut Even
     if event.is_null() {
         return;
     }
-    // SAFETY: the host frees an event of the plug-in once; `event_new` made both boxes.
-    let both = unsafe {
-        let event = Box::from_raw(event);
-        let state = Box::from_raw(event.context.cast::<EventState>());
-        (event, state)
-    };
-    guarded((), || drop(both));
+    guarded((), || {
+        // SAFETY: the host frees an event of the plug-in once; `event_new` made both boxes.
+        unsafe {
+            let event = Box::from_raw(event);
+            drop(Box::from_raw(event.context.cast::<EventState>()));
+        }
+    });
 }
 
 pub(crate) unsafe extern "C" fn event_synchronize(_: *mut abi::Device, event: *mut Event) {

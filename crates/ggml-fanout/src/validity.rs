@@ -425,7 +425,7 @@ impl Follow<'_, '_> {
         let name = unsafe { crate::abi::name_of(self.graph.tensors[at].0) };
         let advice = match self.place(at) {
             Some((buffer, _)) if self.states[buffer].holds_weights() => "the model must be loaded again",
-            _ => "the sequence must be evaluated again from its start",
+            _ => "the sequence must be evaluated again from its start, or an adapter loaded again",
         };
         format!("it reads {name}, which was lost with the device's work or its server: {advice}")
     }

@@ -71,6 +71,11 @@ impl CudaExecutor {
     ) -> Result<(), DeviceError> {
         let from_stream = self.source_stream(from.0.context())?;
         let (retained, done) = copy::copy_through_host((&from_stream, &*self.stream()?), from, to, bytes, blocks);
+        if done.is_err() {
+            // No event orders the block's release behind a copy into it.
+            from_stream.wait_out(|| self.context.poll_queues());
+            self.context.bind()?;
+        }
         self.retain_block(retained)?;
         done
     }

@@ -108,7 +108,10 @@ impl CudaExecutor {
         stream: &Arc<Stream>,
     ) -> Result<(), DeviceError> {
         match memory.layout.begin_access(stream) {
-            Some(conversion) => self.wait_for_events(&[&conversion.event]),
+            Some(conversion) => {
+                let waited = self.wait_for_events(&[&conversion.event]);
+                waited.inspect_err(|_| memory.layout.mark_unordered(stream))
+            }
             None => Ok(()),
         }
     }
@@ -148,13 +151,14 @@ impl CudaExecutor {
         }
         self.wait_for_conversion(memory, stream)?;
         self.wait_for_other_streams(memory, stream)?;
+        let end = Event::new(stream.context())?;
         let converted = spans.iter().try_for_each(|span| {
             self.convert(memory, span, Repack::Unpack, stream)?;
             map.set_unpacked(span);
             Ok(())
         });
         // The event also covers the conversions before a failed one.
-        self.end_conversion(memory, stream)?;
+        self.end_conversion(memory, stream, end)?;
         converted
     }
 
@@ -180,17 +184,18 @@ impl CudaExecutor {
         if spans.is_empty() {
             return Ok(());
         }
+        let end = Event::new(stream.context())?;
         let converted = spans.into_iter().try_for_each(|span| {
             self.convert(memory, span, Repack::Pack, stream)?;
             map.set_packed(span.clone());
             Ok(())
         });
         // The event also covers the conversions before a failed one.
-        self.end_conversion(memory, stream)?;
+        self.end_conversion(memory, stream, end)?;
         converted
     }
 
-    /// Submits the conversion of a span.
+    /// Submits the conversion of a span. An error means that nothing was submitted, which `end_conversion` relies on.
     fn convert(
         &mut self,
         memory: &DeviceMemory,
@@ -209,16 +214,16 @@ impl CudaExecutor {
             .push(seq, LaunchSpan { first: 0, last: 0, first_kernel: kernel, last_kernel: kernel, of: 1 });
         let addresses = LaunchAddresses { dst, ..LaunchAddresses::default() };
         context.bind()?;
-        launch.launch(context, stream, &addresses)?;
-        self.context.bind()
+        launch.launch(context, stream, &addresses)
     }
 
-    /// Records the event after conversions.
-    fn end_conversion(&mut self, memory: &DeviceMemory, stream: &Arc<Stream>) -> Result<(), DeviceError> {
-        stream.context().bind()?;
-        let event = Event::new(stream.context())?;
-        event.record(stream)?;
-        memory.layout.set_conversion(stream, event);
+    /// Records `end`, the event after conversions. The layout says what was converted, so other streams must not run ahead of the
+    /// conversions: if the event cannot be recorded, the host waits until they are done.
+    fn end_conversion(&mut self, memory: &DeviceMemory, stream: &Arc<Stream>, end: Event) -> Result<(), DeviceError> {
+        match stream.context().bind().and_then(|()| end.record(stream)) {
+            Ok(()) => memory.layout.set_conversion(stream, end),
+            Err(_) => stream.wait_out(|| self.context.poll_queues()),
+        }
         self.context.bind()?;
         if self.is_own(stream) {
             self.record()?;

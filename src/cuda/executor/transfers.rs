@@ -4,7 +4,6 @@ use super::{CudaExecutor, memory};
 use crate::cuda::commands::{Download, Downloaded};
 use crate::cuda::context::TransferBlock;
 use crate::cuda::copy::{self, SEGMENT, SHARED_SEGMENT, UploadSegment};
-use crate::cuda::events::POLL_INTERVAL;
 use crate::cuda::pinned::is_pinned;
 use crate::device::{DeviceError, Region, UploadSource};
 use std::any::Any;
@@ -115,16 +114,11 @@ impl CudaExecutor {
         let rows = self.lock_rows(&[self.row_access(dst, 0..dst.bytes(), true)?])?;
         copy::upload_pinned(&*self.stream()?, memory(dst)?, dst.offset(), bytes)?;
         drop(rows);
-        let seq = match self.record() {
-            Ok(seq) => seq,
-            Err(e) => {
-                while self.stream()?.is_idle() == Ok(false) {
-                    std::thread::sleep(POLL_INTERVAL);
-                }
-                return Err(e);
-            }
-        };
-        self.events.wait_reached(seq, || Ok(()))?;
+        let done = self.record().and_then(|seq| self.events.wait_reached(seq, || Ok(())));
+        if done.is_err() {
+            self.stream()?.wait_out(|| self.context.poll_queues());
+        }
+        done?;
         self.context.bind()
     }
 

@@ -78,7 +78,7 @@ pub struct Sweep {
     tally: Tally,
     /// Whether products use tensor cores.
     has_mma: bool,
-    /// None on a real GPU.
+    /// None on a real GPU, and where graphs run twice: launches are not checked.
     emulator: Option<Session>,
 }
 
@@ -87,7 +87,10 @@ impl Sweep {
         let has_mma = gpu.capability >= MIN_MMA;
         let gpu = CudaDevice::new("CUDA0", gpu, 4 << 30).unwrap();
         let cpu = CpuDevice::new("CPU", 1, MathMode::Exact, 4 << 30).unwrap();
-        Sweep { cpu: Subject::new("CPU", cpu, false), gpu: Subject::new("GPU", gpu, true), tally, has_mma, emulator }
+        let is_programmatic = gpu.gpu().capability >= PROGRAMMATIC;
+        let gpu = Subject::new("GPU", gpu, true);
+        let gpu = if is_programmatic { gpu.that_replays() } else { gpu };
+        Sweep { cpu: Subject::new("CPU", cpu, false), gpu, tally, has_mma, emulator }
     }
 
     /// Runs a graph on both devices. The results `dsts` must agree within the NMSE `bound`, and no other memory may be written.
@@ -214,9 +217,12 @@ fn sweep_real_gpu(target: u32) {
     let ptx = format!("sm_{target}");
     let mut failed = Vec::new();
     for (family, run) in selected_families() {
-        let sweep = Sweep::new(&gpu, Tally::lenient(), None);
+        let tally = if target == PROGRAMMATIC { Tally::lenient().each(5) } else { Tally::lenient() };
+        let sweep = Sweep::new(&gpu, tally, None);
         let features = sweep.gpu.device.features();
-        if !features.iter().any(|feature| feature.name == "ptx" && feature.value.split(' ').any(|name| name == ptx)) {
+        if target != PROGRAMMATIC
+            && !features.iter().any(|feature| feature.name == "ptx" && feature.value.split(' ').any(|name| name == ptx))
+        {
             println!("\nsweep of target {target} left out: no kernel has PTX for it");
             return;
         }
@@ -235,6 +241,24 @@ fn sweep_real_gpu(target: u32) {
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text")
+}
+
+/// The lowest capability with programmatic dependent launch, which has no PTX of its own.
+const PROGRAMMATIC: u32 = 90;
+
+/// Each fifth case twice, on a device with programmatic dependent launch: the second run replays a graph with programmatic edges. Its
+/// bytes must be those of the first run, which launches kernel by kernel, and the results those of the CPU.
+#[test]
+fn replayed_on_capability_9_0() {
+    if real_gpu::requested() {
+        return sweep_real_gpu(PROGRAMMATIC);
+    }
+    let emulator = cudaemu::test::start("CUDAEMU_CAPABILITY=9.0").unwrap();
+    let sweep = Sweep::new(&cuda::detect().unwrap()[0], Tally::strict().each(5), None);
+    selected_families().iter().for_each(|(_, run)| run(&sweep));
+    drop(sweep);
+    assert!(emulator.programmatic_launches() > 0);
+    assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
 /// Each target has its own test, so that they run at the same time.

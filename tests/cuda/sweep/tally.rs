@@ -64,6 +64,11 @@ impl Tally {
         Tally { ends_at_failure: false, every, until, ..Tally::strict() }
     }
 
+    /// The same, but only each `every`-th case runs.
+    pub(super) fn each(self, every: u64) -> Tally {
+        Tally { every: self.every * every, ..self }
+    }
+
     /// Whether the next case runs. Unwinds with [`TimeIsUp`] if the time of the family has passed.
     pub(super) fn begin(&self, name: &str) -> bool {
         if self.until.is_some_and(|until| Instant::now() >= until) {

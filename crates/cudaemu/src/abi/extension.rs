@@ -4,6 +4,8 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ffi_guard::{Buffer, Text, api};
+use crate::config::failing_calls;
+use crate::counts::fail_calls;
 use crate::driver::{configure, driver, reset};
 
 // SAFETY of the symbol names: they start with `cudaemu_`, which no other library uses.
@@ -34,6 +36,15 @@ api! {
         driver()?.settle_simulated_time(restart != 0);
         Ok(())
     }
+}
+
+/// Replaces the calls that are to fail, in the format of `CUDAEMU_FAIL_CALL`, counted from the next call on. Returns how many of those
+/// before have not failed, or `usize::MAX` for an invalid text.
+// SAFETY: the symbol name starts with `cudaemu_`, which no other library uses.
+#[unsafe(no_mangle)]
+extern "C" fn cudaemu_fail_calls(text: Text) -> usize {
+    let failing = text.read().ok().and_then(|text| failing_calls(&text).ok());
+    failing.map_or(usize::MAX, fail_calls)
 }
 
 /// Copies the reports so far, separated by the record separator 0x1e, to `text`: as much as fits into `room` bytes with a

@@ -24,10 +24,12 @@ macro_rules! api {
 }
 pub(in crate::abi) use api;
 
-/// Runs the body of an exported function. An error becomes its `CUresult`; a panic is caught and becomes one as well, because
+/// Runs the body of an exported function, unless this call has to fail (`CUDAEMU_FAIL_CALL`). An error becomes its `CUresult`; a panic is caught and becomes one as well, because
 /// it must not unwind into C.
 pub(in crate::abi) fn guard_call(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
-    count_call(name);
+    if let Some(code) = count_call(name) {
+        return code;
+    }
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => error.code(),

@@ -42,7 +42,7 @@ api! {
     }
 
     fn cuModuleGetFunction(function: Out<FunctionId>, module: ModuleId, name: Text) {
-        function.write_with(|| with_state(|_, state| state.find_function(module, &name.read()?)))
+        function.write_with(|| with_state(|driver, state| state.find_function(driver, module, &name.read()?)))
     }
 
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, module: ModuleId, name: Text) {
@@ -67,8 +67,7 @@ api! {
     }
 
     fn cuFuncLoad(function: FunctionId) {
-        // Nothing to do: loading a module loads all its functions.
-        with_state(|_, state| state.functions.get(function).map(drop))
+        with_state(|driver, state| state.load_function(driver, function).map(drop))
     }
 
     fn cuOccupancyMaxPotentialBlockSizeWithFlags(

@@ -22,6 +22,10 @@ pub struct HardwareModel {
     pub programmatic_edges: ProgrammaticEdges,
     /// Pairs of devices between which copies with peer access write wrong bytes, in both directions.
     pub corrupt: Vec<(usize, usize)>,
+    /// Calls that fail.
+    pub failing_calls: Vec<FailingCall>,
+    /// Bytes of device memory that a kernel takes when it is loaded, after its module; `None`: modules load their kernels.
+    pub function_bytes: Option<u64>,
 }
 
 /// What the driver does with programmatic edges of graphs.
@@ -46,6 +50,8 @@ impl Default for HardwareModel {
             pools: true,
             programmatic_edges: ProgrammaticEdges::Allowed,
             corrupt: Vec::new(),
+            failing_calls: Vec::new(),
+            function_bytes: None,
         }
     }
 }
@@ -55,6 +61,17 @@ impl HardwareModel {
     pub fn corrupts(&self, a: usize, b: usize) -> bool {
         self.corrupt.iter().any(|&pair| pair == (a, b) || pair == (b, a))
     }
+}
+
+/// A call that does nothing and returns a code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailingCall {
+    /// Name of the function; `None`: calls of all functions count.
+    pub function: Option<String>,
+    /// Number of the call among those of the function, from 1.
+    pub number: u64,
+    /// What it returns; may be a code that no driver has.
+    pub code: u32,
 }
 
 /// A launch of a device, in the order of submission. The launch of a graph counts each of its kernels.

@@ -10,7 +10,8 @@ pub mod spec;
 
 use std::path::PathBuf;
 
-pub use hardware::{HardwareModel, InjectedFault, LaunchNumber, ProgrammaticEdges};
+pub use hardware::{FailingCall, HardwareModel, InjectedFault, LaunchNumber, ProgrammaticEdges};
+pub use parse_values::failing_calls;
 pub use settings::{SETTINGS, Setting};
 use spec::Spec;
 
@@ -334,6 +335,10 @@ mod tests {
             [(at(0, 3), Error::IllegalAddress), (at(1, 7), Error::EccUncorrectable), (at(0, 2), Error::Unknown)];
         assert_eq!(faults, expected);
         assert_eq!(config.hardware.hangs, [at(2, 4)]);
+        let config = read("CUDAEMU_FAIL_CALL=cuGraphLaunch:2:226,*:7:4294967295").unwrap();
+        let failing: Vec<_> =
+            config.hardware.failing_calls.iter().map(|c| (c.function.as_deref(), c.number, c.code)).collect();
+        assert_eq!(failing, [(Some("cuGraphLaunch"), 2, 226), (None, 7, u32::MAX)]);
         let config = read("CUDAEMU_PEER_CORRUPT=0-1").unwrap();
         assert!(config.hardware.corrupts(1, 0) && config.hardware.corrupts(0, 1) && !config.hardware.corrupts(0, 2));
     }
@@ -357,6 +362,8 @@ mod tests {
             ("CUDAEMU_CONNECTIONS=0", "not within 1 to 128"),
             ("CUDAEMU_PEER_CORRUPT=1", "is no pair"),
             ("CUDAEMU_POISON=yes", "none of the choices"),
+            ("CUDAEMU_FAIL_CALL=cuInit:1", "is no FUNCTION:NUMBER:CODE"),
+            ("CUDAEMU_FAIL_CALL=*:1:0", "not within 1 to"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

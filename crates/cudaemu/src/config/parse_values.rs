@@ -1,6 +1,6 @@
 //! Parsers for the values of settings: numbers, sizes, lists, PCI addresses.
 
-use super::{InjectedFault, LaunchNumber, Pci, Peers};
+use super::{FailingCall, InjectedFault, LaunchNumber, Pci, Peers};
 use crate::error::Error;
 
 pub(super) fn store_parsed<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
@@ -87,6 +87,19 @@ pub(super) fn fault_at(text: &str) -> Result<InjectedFault, String> {
         ],
     )?;
     Ok(InjectedFault { at: LaunchNumber { device: device(on)?, number: number(launch, 1, u64::MAX)? }, error })
+}
+
+/// A list of `FUNCTION:NUMBER:CODE`, which may be empty; `*` stands for all functions.
+pub fn failing_calls(text: &str) -> Result<Vec<FailingCall>, String> {
+    let call = |entry: &str| match entry.split(':').collect::<Vec<_>>()[..] {
+        [function, n, code] => Ok(FailingCall {
+            function: (function != "*").then(|| function.to_owned()),
+            number: number(n, 1, u64::MAX)?,
+            code: number(code, 1, u32::MAX.into())? as u32,
+        }),
+        _ => Err(format!("{entry:?} is no FUNCTION:NUMBER:CODE")),
+    };
+    if text.is_empty() { Ok(Vec::new()) } else { list(text, call) }
 }
 
 pub(super) fn driver_version(text: &str) -> Result<u32, String> {

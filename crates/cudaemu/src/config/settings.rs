@@ -1,8 +1,8 @@
 //! The list of settings: names, help texts, parsers.
 
 use super::parse_values::{
-    bytes, choice, driver_version, fault_at, launch_number, list, number, pairs, pci, peers, positive_float,
-    store_parsed,
+    bytes, choice, driver_version, failing_calls, fault_at, launch_number, list, number, pairs, pci, peers,
+    positive_float, store_parsed,
 };
 use super::spec::Spec;
 use super::{CountsOutput, ProgrammaticEdges, Raw};
@@ -185,6 +185,21 @@ pub const SETTINGS: &[Setting] = &[
             raw.hardware.hangs = list(text, launch_number)?;
             Ok(())
         },
+    },
+    Setting {
+        name: "CUDAEMU_FAIL_CALL",
+        help: "calls that do nothing and return a code, as FUNCTION:NUMBER:CODE, counted from 1; FUNCTION is a name such as cuGraphLaunch, \
+               or * for calls of all functions, CODE any number but 0 (none)",
+        read: |raw, text| {
+            raw.hardware.failing_calls = failing_calls(text)?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_FUNCTION_BYTES",
+        help: "bytes of device memory, with K, M or G, that loading a kernel takes by a synchronising allocation: in cuFuncLoad or else in the \
+               first launch or graph node, before CUDA 12.4 in cuModuleGetFunction (off: modules load their kernels)",
+        read: |raw, text| store_parsed(&mut raw.hardware.function_bytes, bytes(text)),
     },
     Setting {
         name: "CUDAEMU_CONNECTIONS",

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::memory::{AllocationOrigin, memory_error};
 use super::{Driver, DriverState};
 use crate::bytecode::{self, DecodedModule};
 use crate::config::spec::{
@@ -21,6 +22,8 @@ pub struct Function {
     pub index: usize,
     /// Attributes that the program can set.
     pub settings: FunctionSettings,
+    /// Address of its code; `None` until it is loaded.
+    pub code_address: Option<u64>,
 }
 
 /// Attributes of a function that `cuFuncSetAttribute` can set.
@@ -117,6 +120,31 @@ pub fn registers_per_warp(registers: u32) -> u32 {
 }
 
 impl DriverState {
+    /// Loads a function, if drivers load functions on their own (`CUDAEMU_FUNCTION_BYTES`) and this one is not loaded. Returns whether it
+    /// was loaded now.
+    pub fn load_function(&mut self, driver: &Driver, id: FunctionId) -> Result<bool> {
+        let function = self.functions.get(id)?;
+        let context = self.modules.get(function.module)?.context;
+        self.check_alive(context)?;
+        let (Some(bytes), None) = (driver.config.hardware.function_bytes, function.code_address) else {
+            return Ok(false);
+        };
+        let device = self.contexts.get(context)?.device as u32;
+        let code = driver.space().alloc(device, bytes, "a kernel's code").map_err(|error| memory_error(&error))?;
+        self.memory.add(&code, context, AllocationOrigin::Global);
+        self.functions.get_mut(id)?.code_address = Some(code.base());
+        self.note_synchronous_allocation();
+        Ok(true)
+    }
+
+    /// As [`DriverState::load_function`], for a launch or a graph node, which finishes the loading.
+    pub(super) fn load_function_lazily(&mut self, driver: &Driver, id: FunctionId) -> Result<()> {
+        if self.load_function(driver, id)? {
+            self.hardware.lazy_loads += 1;
+        }
+        Ok(())
+    }
+
     /// A function and the limits of its device.
     pub fn function<'a>(&'a self, driver: &'a Driver, id: FunctionId) -> Result<(&'a Function, &'a Spec)> {
         let function = self.functions.get(id)?;

@@ -30,6 +30,8 @@ pub struct HardwareState {
     pub compilations: u64,
     /// Number of kernels that graphs have launched through a programmatic edge.
     pub programmatic_launches: u64,
+    /// Number of kernels that were loaded by their first launch or graph node.
+    pub lazy_loads: u64,
     /// The kernels among them that do not wait, each of which is reported once.
     without_wait: BTreeSet<String>,
 }

@@ -54,6 +54,7 @@ impl Driver {
         request: LaunchRequest,
         params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
     ) -> Result<(KernelLaunch, ContextId)> {
+        state.load_function_lazily(self, request.function)?;
         let (function, spec) = state.function(self, request.function)?;
         let module = state.modules.get(function.module)?;
         let context = module.context;

@@ -110,12 +110,17 @@ pub fn init(flags: u32) -> Result<()> {
         return Ok(());
     }
     let overrides = OVERRIDES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_configured = !overrides.is_empty();
     let config = Config::from_settings(Config::environment().chain(overrides)).map_err(|message| {
         console::log_stderr(message);
         Error::InvalidValue
     })?;
     if config.devices.is_empty() {
         return Err(Error::NoDevice);
+    }
+    if !is_configured {
+        // `configure` has done so otherwise, so that the first calls can fail too.
+        counts::fail_calls(config.hardware.failing_calls.clone());
     }
     *driver = Some(Driver::new(config)?);
     Ok(())
@@ -137,9 +142,10 @@ pub fn configure(text: &str) -> std::result::Result<(), String> {
         let (name, value) = line.split_once('=').ok_or_else(|| format!("{line:?} is no NAME=value"))?;
         settings.push((name.trim().to_owned(), value.trim().to_owned()));
     }
-    Config::from_settings(Config::environment().chain(settings.iter().cloned()))?;
+    let config = Config::from_settings(Config::environment().chain(settings.iter().cloned()))?;
     *OVERRIDES.lock().unwrap_or_else(PoisonError::into_inner) = settings;
     reset();
+    counts::fail_calls(config.hardware.failing_calls);
     Ok(())
 }
 
@@ -151,6 +157,7 @@ pub fn reset() {
         gone.end_hung_launches();
     }
     counts::reset_call_counts();
+    counts::fail_calls(Vec::new());
 }
 
 impl Driver {
@@ -358,6 +365,7 @@ impl Driver {
             hung_launches: state.hardware.hung_launches() as u64,
             primary_contexts: state.devices.iter().filter(|device| device.primary.is_some()).count() as u64,
             programmatic_launches: state.hardware.programmatic_launches,
+            lazy_loads: state.hardware.lazy_loads,
         };
         state.counts.json(&counts::call_counts(), &driver, &state.streams.time.totals(self.config.devices.len()))
     }

@@ -54,6 +54,9 @@ impl LoadError {
     }
 }
 
+/// First driver with `cuFuncLoad`: CUDA 12.4.
+pub const FUNC_LOAD_DRIVER: u32 = 12040;
+
 /// The newest PTX version that a driver of this version supports ("PTX ISA", release notes).
 fn newest_ptx(driver_version: u32) -> (u32, u32) {
     match (driver_version / 1000, driver_version % 1000 / 10) {
@@ -158,6 +161,7 @@ impl DriverState {
                 code: code.clone(),
                 index,
                 settings: Function::settings(kernel),
+                code_address: None,
             }));
         }
         self.modules.insert_reserved(id, Module { context, code, globals: globals.into(), functions });
@@ -174,12 +178,12 @@ impl DriverState {
 
     fn drop_module(&mut self, driver: &Driver, id: ModuleId) -> Result<()> {
         let module = self.modules.remove(id)?;
+        let mut addresses: Vec<u64> = module.globals.to_vec();
         for function in &module.functions {
             // Cannot fail: functions live as long as their module.
-            let _ = self.functions.remove(*function);
+            addresses.extend(self.functions.remove(*function).ok().and_then(|function| function.code_address));
         }
-        let globals: Vec<u64> = module.globals.to_vec();
-        self.free_globals(driver, &globals);
+        self.free_globals(driver, &addresses);
         Ok(())
     }
 
@@ -194,12 +198,16 @@ impl DriverState {
         gone.len()
     }
 
-    /// `cuModuleGetFunction`
-    pub fn find_function(&self, module: ModuleId, name: &str) -> Result<FunctionId> {
+    /// `cuModuleGetFunction`. Drivers before CUDA 12.4, which have no call that loads a function, load it here.
+    pub fn find_function(&mut self, driver: &Driver, module: ModuleId, name: &str) -> Result<FunctionId> {
         let module = self.modules.get(module)?;
         self.check_alive(module.context)?;
         let named = |id: &&FunctionId| self.functions.get(**id).is_ok_and(|function| &*function.kernel().name == name);
-        module.functions.iter().find(named).copied().ok_or(Error::NotFound)
+        let found = module.functions.iter().find(named).copied().ok_or(Error::NotFound)?;
+        if driver.config.driver_version < FUNC_LOAD_DRIVER {
+            self.load_function(driver, found)?;
+        }
+        Ok(found)
     }
 
     /// `cuModuleGetGlobal`: address and size in bytes.

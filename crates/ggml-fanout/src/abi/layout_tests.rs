@@ -6,10 +6,13 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 
 /// The records that `tests/plugin/layout.c` prints: a name and a number in each line.
-fn recorded(interface: Interface) -> HashMap<&'static str, i64> {
-    let text = match interface {
-        Interface::V2 => include_str!("../../../../tests/plugin/layout-v2.txt"),
-        Interface::V3 => include_str!("../../../../tests/plugin/layout-v3.txt"),
+fn recorded(version: &str) -> HashMap<&'static str, i64> {
+    let text = match version {
+        "0.13.1" => include_str!("../../../../tests/plugin/layout-0.13.1.txt"),
+        "0.25.3" => include_str!("../../../../tests/plugin/layout-0.25.3.txt"),
+        "0.26.0" => include_str!("../../../../tests/plugin/layout-0.26.0.txt"),
+        "0.28.0" => include_str!("../../../../tests/plugin/layout-0.28.0.txt"),
+        _ => panic!("no record of {version}"),
     };
     let line = |line: &'static str| {
         let (name, number) = line.rsplit_once(' ').expect("a name and a number");
@@ -35,8 +38,12 @@ macro_rules! check {
 
 #[test]
 fn structs_are_laid_out_as_the_hosts() {
-    for interface in [Interface::V2, Interface::V3] {
-        let r = recorded(interface);
+    for tested in TESTED {
+        let mut r = recorded(tested.version);
+        // The last property is new. Where it is missing, it lies in the padding of the properties, which no host reads.
+        if r.insert("ggml_backend_dev_caps.mmap_support", 4).is_none() {
+            assert_eq!(r.insert("ggml_backend_dev_caps", 5), Some(4));
+        }
         check!(
             r,
             "ggml_tensor",
@@ -129,7 +136,7 @@ fn structs_are_laid_out_as_the_hosts() {
             get_device = "get_device",
             get_proc_address = "get_proc_address"
         );
-        let (buffer_type, buffer) = match interface {
+        let buffer_type = match tested.interface {
             Interface::V2 => {
                 check!(
                     r,
@@ -142,7 +149,7 @@ fn structs_are_laid_out_as_the_hosts() {
                     get_alloc_size = "get_alloc_size",
                     is_host = "is_host"
                 );
-                (size_of::<v2::BufferTypeTable>(), size_of::<v2::BufferTable>())
+                size_of::<v2::BufferTypeTable>()
             }
             Interface::V3 => {
                 check!(
@@ -158,16 +165,22 @@ fn structs_are_laid_out_as_the_hosts() {
                     get_alloc_size_of = "get_alloc_size_n",
                     is_host = "is_host"
                 );
-                check!(
-                    r,
-                    "ggml_backend_buffer_i",
-                    v3::BufferTable,
-                    set_tensors = "set_tensor_n",
-                    get_tensors = "get_tensor_n",
-                    copy_tensors = "cpy_tensor_n"
-                );
-                (size_of::<v3::BufferTypeTable>(), size_of::<v3::BufferTable>())
+                size_of::<v3::BufferTypeTable>()
             }
+        };
+        let buffer = if tested.lists {
+            check!(
+                r,
+                "ggml_backend_buffer_i",
+                v3::BufferTable,
+                set_tensors = "set_tensor_n",
+                get_tensors = "get_tensor_n",
+                copy_tensors = "cpy_tensor_n"
+            );
+            size_of::<v3::BufferTable>()
+        } else {
+            assert_eq!(r["ggml_backend_buffer_i"], size_of::<v2::BufferTable>() as i64);
+            size_of::<v2::BufferTable>()
         };
         for (name, offset) in [
             ("free_buffer", offset_of!(v2::BufferTable, free_buffer)),
@@ -202,7 +215,7 @@ fn structs_are_laid_out_as_the_hosts() {
 #[test]
 fn numbers_are_those_of_the_hosts() {
     for tested in TESTED {
-        let r = recorded(tested.interface);
+        let r = recorded(tested.version);
         let api_version = if tested.interface == Interface::V2 { v2::VERSION } else { v3::VERSION };
         for (name, number) in [
             ("GGML_BACKEND_API_VERSION", i64::from(api_version)),

@@ -1,4 +1,4 @@
-//! Version 2 of the interface (ggml 0.25).
+//! Version 2 of the interface (ggml 0.13 to 0.25).
 
 use super::tables::{BufferCallbacks, BufferTypeCallbacks, InitTensor};
 use super::{Buffer, BufferType, Tensor};

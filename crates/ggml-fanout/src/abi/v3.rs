@@ -1,4 +1,5 @@
-//! Version 3 of the interface (ggml 0.28): buffers take several tensors at once.
+//! Version 3 of the interface: buffers are allocated for lists of tensors, and from some version between ggml 0.26 and 0.28 on, take
+//! lists of them.
 
 use super::tables::{BufferCallbacks, BufferTypeCallbacks, CopyTensors, GetTensors, SetTensors};
 use super::v2;

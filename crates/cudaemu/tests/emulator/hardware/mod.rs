@@ -1,10 +1,11 @@
 //! What a real GPU does that an ideal one does not: unusable devices, launches that never end, shared connections, allocations
-//! that synchronise, compilation times, corrupted copies. Each is off by default.
+//! that synchronise, compilation times, corrupted copies, calls that fail. Each is off by default.
 #![allow(unsafe_code, reason = "the driver's C functions are unsafe")]
 
 mod allocations;
 mod connections;
 mod copies;
+mod failing_calls;
 mod faults;
 mod hangs;
 
