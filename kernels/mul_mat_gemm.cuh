@@ -200,9 +200,8 @@ struct Gemm {
         __shared__ __align__(128) u8 bytes[STAGES * STAGE];
         return bytes;
     }
-    template <bool SCALED>
     static __device__ __forceinline__ float row_scale(u32 m, u32 h) {
-        return SCALED ? ((volatile float *)stages())[4 + warp_row() + 16 * m + 8 * h + threadIdx.x % 32 / 4] : 1.0f;
+        return ((volatile float *)stages())[4 + warp_row() + 16 * m + 8 * h + threadIdx.x % 32 / 4];
     }
 
     // Sets that of row number threadIdx.x. All threads must call this function.
@@ -228,22 +227,46 @@ struct Gemm {
         const u32 begin = blockIdx.y * args.share, count = min(args.k - begin, args.share);
         float sums[M][N][4] = {};
         multiply(a, first_row, Columns(b, args.bs[0], first_column, args.n, begin), begin, count, shared_address(stages()), sums);
+        u32 thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)); // here, because what is computed from it would take registers during the products
+        const u32 row = first_row + warp_row() + thread % 32 / 4, column = first_column + warp_column() + 2 * (thread % 4);
+        const u8 *scale_of_first = b + (args.k + 7) / 8 * 16; // after the elements of the column
+        float of_rows[M][2];
+#pragma unroll
+        for (u32 m = 0; m < M; m++) {
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) of_rows[m][h] = SCALED ? row_scale(m, h) : 1.0f;
+        }
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            const u32 next = min(column + 8 * n + 1, args.n - 1);
+            const float scales[2] = {*(const float *)(scale_of_first + min(column + 8 * n, args.n - 1) * args.bs[0]),
+                                     *(const float *)(scale_of_first + next * args.bs[0])};
+#pragma unroll
+            for (u32 m = 0; m < M; m++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float &sum = sums[m][n][i];
+                    // The smaller one first, so that a finite result does not become infinite.
+                    const float of_row = of_rows[m][i / 2], of_column = scales[i % 2];
+                    sum = SCALED ? fmaxf(of_row, of_column) * (fminf(of_row, of_column) * sum) : of_column * sum;
+                }
+            }
+        }
         if (gridDim.y > 1) {
             const u32 tile = blockIdx.z * gridDim.x + blockIdx.x;
             float4 *parts = args.parts + (u64)tile * gridDim.y * (M * N * THREADS) + threadIdx.x;
             float4 *part = parts + blockIdx.y * (M * N * THREADS);
 #pragma unroll
             for (u32 m = 0; m < M; m++) {
-                const float low = row_scale<SCALED>(m, 0), high = row_scale<SCALED>(m, 1);
 #pragma unroll
                 for (u32 n = 0; n < N; n++) {
                     float(&four)[4] = sums[m][n];
-                    part[(m * N + n) * THREADS] = make_float4(four[0] * low, four[1] * low, four[2] * high, four[3] * high);
+                    part[(m * N + n) * THREADS] = make_float4(four[0], four[1], four[2], four[3]);
                     four[0] = four[1] = four[2] = four[3] = 0.0f;
                 }
             }
             if (!is_last_block(args.counts + tile, gridDim.y, *(u32 *)stages())) return;
-            if (SCALED) set_row_scale(1.0f);
 #pragma unroll 1
             for (u32 y = 0; y < gridDim.y; y++, parts += M * N * THREADS) {
 #pragma unroll
@@ -256,18 +279,11 @@ struct Gemm {
                 }
             }
         }
-        const u32 row = first_row + warp_row() + threadIdx.x % 32 / 4, column = first_column + warp_column() + 2 * (threadIdx.x % 4);
-        const u8 *scale_of_first = b + (args.k + 7) / 8 * 16; // after the elements of the column
-        float scales[N][2];
         u8 *to[N][2];
 #pragma unroll
         for (u32 n = 0; n < N; n++) {
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                const u32 z = column + 8 * n + i;
-                scales[n][i] = *(const float *)(scale_of_first + min(z, args.n - 1) * args.bs[0]);
-                to[n][i] = dst + z * args.ds[1];
-            }
+            for (u32 i = 0; i < 2; i++) to[n][i] = dst + (column + 8 * n + i) * args.ds[1];
         }
 #pragma unroll
         for (u32 m = 0; m < M; m++) {
@@ -275,14 +291,12 @@ struct Gemm {
             for (u32 h = 0; h < 2; h++) {
                 const u32 y = row + 16 * m + 8 * h;
                 if (y >= args.m) continue;
-                const float scale = row_scale<SCALED>(m, h);
                 const u64 at = y * args.ds[0];
 #pragma unroll
                 for (u32 n = 0; n < N; n++) {
 #pragma unroll
                     for (u32 i = 0; i < 2; i++) {
-                        const float sum = scales[n][i] * (scale * sums[m][n][2 * h + i]);
-                        if (column + 8 * n + i < args.n) *(float *)(to[n][i] + at) = sum;
+                        if (column + 8 * n + i < args.n) *(float *)(to[n][i] + at) = sums[m][n][2 * h + i];
                     }
                 }
             }

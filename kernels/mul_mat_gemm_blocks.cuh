@@ -1,9 +1,9 @@
 // Weights of block types for the GEMM of mul_mat_gemm.cuh: each thread dequantises a row to F16.
 //
 // A weight is (code - ZERO) * d + m. The code is put below the byte 0x64, which gives the half 1024 + code, and the rest takes two packed
-// instructions for two weights. So that d and m are halves without overflow, and d is not subnormal, rows are multiplied by a power of two,
-// by whose inverse the sums are multiplied. It is the same for all rows at first. A row whose largest d or m turns out to be out of range
-// gets another power, and the block starts again. That is rare: no row of a model is known to need it.
+// instructions for two weights. So that d and m are halves without overflow, and the largest d has all its digits, rows are multiplied by a
+// power of two, by whose inverse the sums are multiplied. It is the same for all rows of a type at first. A row whose largest d or m turns out to be out of range
+// gets another power, and the block starts again. That is rare: rows of models have neither so small nor so large weights.
 #pragma once
 #include "common/quants_i.cuh"
 #include "mul_mat_gemm.cuh"
@@ -191,14 +191,20 @@ struct DequantizedRow {
     __device__ __forceinline__ void back(u32) {} // k is a multiple of 32, so that there is one pass
 };
 
-constexpr float FIRST_FACTOR = 64.0f;
+// The first factor of all rows: of types with few bits, scales are larger; those of NVFP4 are at most 224, and at least 2^-10.
+template <class T>
+constexpr float FIRST_FACTOR = 256.0f;
+#define FIRST_FACTOR_OF(type, factor) template <> constexpr float FIRST_FACTOR<type> = factor;
+FIRST_FACTOR_OF(NVFP4, 1.0f) FIRST_FACTOR_OF(TQ1_0, 32.0f) FIRST_FACTOR_OF(TQ2_0, 32.0f) FIRST_FACTOR_OF(Q1_0, 32.0f) FIRST_FACTOR_OF(Q2_0, 32.0f)
+#undef FIRST_FACTOR_OF
 
-// The factor of a row with this largest scale: `factor`, if that makes it at most 256 (a code is at most 128) and at least 2^-17.
+// The factor of a row with this largest scale: `factor`, if that makes it at most 256 (a code is at most 128), and at least 2^-9, so that
+// scales of a 32nd of it have 11 digits. NVFP4's are multiples of 2^-10.
 __device__ __forceinline__ float factor_for(float most, float factor) {
     const float scale = most * factor;
-    if (most == 0.0f || !(most < __uint_as_float(0x7f800000)) || (scale >= 1.0f / (1 << 17) && scale <= 256.0f)) return factor;
-    // The power of two that makes it 1 to 2, if that and its inverse are normal.
-    return __uint_as_float(min(max(254 - (__float_as_uint(most) >> 23), 1u), 253u) << 23);
+    if (most == 0.0f || !(most < __uint_as_float(0x7f800000)) || (scale >= 1.0f / 1024 && scale <= 256.0f)) return factor;
+    // The power of two that makes it 128 to 256, if that and its inverse are normal.
+    return __uint_as_float(min(max((int)(261 - (__float_as_uint(most) >> 23)), 1), 253) << 23);
 }
 
 // The product of weights of a block type. Row: a template of the accesses of T.
@@ -208,7 +214,7 @@ __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
                      float(&sums)[G::M][G::N][4]) {
         static_assert(G::THREADS == 128, "a thread has a row");
         const Row row(a, args.as[0], first, min(threadIdx.x, args.m - 1 - first));
-        float factor = FIRST_FACTOR, used;
+        float factor = FIRST_FACTOR<T>, used;
         bool fits;
 #pragma unroll 1
         do {

@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 
-// 8-bit codes with a scale per 32 or 256 elements, rounded as by mul_mat_round. A quantised column starts at a multiple of 16
+// 8-bit codes with a scale per 32 or 256 elements, rounded to nearest. A quantised column starts at a multiple of 16
 // bytes, and has one after the other
 //
 //     groups of 32 (blocks of 32)       i8 codes[k], then for each group the f32 scale and the i32 sum of its codes

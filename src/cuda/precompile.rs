@@ -8,7 +8,7 @@
 
 use super::context::DeviceContext;
 use super::kernel::PtxImage;
-use super::ops::{MIN_MMA_CAPABILITY, can_pack};
+use super::ops::{MIN_MMA_CAPABILITY, can_pack, uses_gemm};
 use crate::poison::lock;
 use crate::tensor::DType;
 use std::collections::{HashSet, VecDeque};
@@ -48,8 +48,7 @@ const UNTYPED: &[&str] = &[
 const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
 
 /// The files of `kernels/` for a type of a cache, which may also be that of weights.
-const OF_CACHE: [&str; 7] =
-    ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma", "mul_mat_gemm"];
+const OF_CACHE: [&str; 6] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma"];
 
 /// Limit of the threads of one device. Half of the cores at most: the others prepare and upload the weights meanwhile.
 const MAX_THREADS: usize = 4;
@@ -107,11 +106,11 @@ impl Precompiler {
             let packs = can_pack(dtype);
             let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };
             // Products are used before the conversion: models have one conversion, in the look-up of embeddings.
-            let first = ["copy_from"].into_iter().chain(products);
+            let gemm = uses_gemm(dtype, context.gpu.capability).then_some("mul_mat_gemm");
+            let first = ["copy_from"].into_iter().chain(gemm).chain(products);
             first.flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
             let later = packs.then_some("mul_mat").into_iter().chain(["flash_attn", "copy_to"]);
-            let later = ["mul_mat_gemm"].into_iter().chain(later);
             state.waiting.extend(later.flat_map(images));
             start_threads(&mut state, context);
         }

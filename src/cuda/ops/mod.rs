@@ -34,7 +34,7 @@ mod unary;
 #[cfg(test)]
 mod kernel_constants;
 
-pub(super) use mul_mat::quantized_column_bytes;
+pub(super) use mul_mat::{quantized_column_bytes, uses_gemm};
 pub(super) use repack::{Repack, can_pack, repack_launch};
 
 use super::access::{self, Access, KernelArguments, saturating_product};

@@ -20,6 +20,7 @@ use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
 use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs, QuantizeColumnsArgs};
+pub(in crate::cuda) use gemm::uses_gemm;
 use planes::{Planes, stride};
 use products::{PackedIdArgs, Products};
 

@@ -29,7 +29,7 @@ pub(super) fn run(sweep: &Sweep) {
         check(sweep, t, [4112, 9], 33, 1e6);
     }
     for t in blocks() {
-        let least = t.block_len().max(96);
+        let least = 96usize.next_multiple_of(t.block_len());
         for (i, n) in COLUMNS.into_iter().enumerate() {
             // Packed types need some weights for that.
             let [k, m] = if packs(t) { packable(t, least) } else { [least, [70, 135][i % 2]] };
@@ -38,20 +38,38 @@ pub(super) fn run(sweep: &Sweep) {
         check(sweep, t, [2048, 131], 70, 1e6);
         // Most types have scales in F16.
         for scale in if t == MXFP4 { [1e30, 1e-12] } else { [1e4, 3e-6] } {
-            extreme_weights(sweep, t, scale);
+            extreme_weights(sweep, t, scale, 1.0);
+        }
+        for scale in [1.0, 4e-5] {
+            uneven_weights(sweep, t, scale);
         }
     }
+    // Products of the weights alone would be infinite.
+    extreme_weights(sweep, MXFP4, 1e36, 1e-30);
     planes(sweep);
 }
 
 /// Weights that are too large for F16, or so small that it has few digits for them; in one row only, or in all.
 #[track_caller]
-fn extreme_weights(sweep: &Sweep, t: DType, scale: f32) {
+fn extreme_weights(sweep: &Sweep, t: DType, scale: f32, of_columns: f32) {
     let (k, m, n) = (t.block_len().max(128) * 2, 160, 66);
+    let columns: Vec<_> = normal(26, k * n).into_iter().map(|v| v * of_columns).collect();
     for all in [false, true] {
         let factors: Vec<_> = (0..m).map(|r| if all || r == 77 { scale } else { 1.0 }).collect();
-        product(sweep, t, k, &factors, &normal(26, k * n), &format!("{t}, weights of {scale:e}, all: {all}"));
+        product(sweep, t, k, &factors, &columns, &format!("{t}, weights of {scale:e}, all: {all}"));
     }
+}
+
+/// Rows whose first block has large weights, which the columns do not use.
+#[track_caller]
+fn uneven_weights(sweep: &Sweep, t: DType, scale: f32) {
+    let (block, m, n) = (t.block_len().max(32), 40, 66);
+    let k = 4 * block;
+    let of_blocks = |i: usize, large: f32, small: f32| if i % k < block { large } else { small };
+    let weights: Vec<_> =
+        normal(27, k * m).iter().enumerate().map(|(i, w)| w * of_blocks(i, scale, scale / 256.0)).collect();
+    let columns: Vec<_> = normal(28, k * n).iter().enumerate().map(|(i, v)| v * of_blocks(i, 0.0, 1.0)).collect();
+    compare(sweep, t, &weights, &vec![1.0; m], &columns, &format!("{t}, rows with blocks of {scale:e} and less"));
 }
 
 /// Whether the GEMM computes a product with so many columns.
@@ -68,17 +86,26 @@ fn check(sweep: &Sweep, t: DType, [k, m]: [usize; 2], n: usize, scale: f32) {
     product(sweep, t, k, &vec![1.0; m], &columns, &format!("{t} {k} x {m}, {n} columns of {scale:e}"));
 }
 
-/// A product of random rows of weights, each times its factor. The columns must agree, each on its own: the squared errors of a column,
-/// with the factors divided out, are compared with the squares of all terms, so that sums whose terms cancel need not be as exact.
+/// A product of random rows of weights, each times its factor.
 #[track_caller]
 fn product(sweep: &Sweep, t: DType, k: usize, factors: &[f32], columns: &[f32], what: &str) {
+    let weights = normal(25, k * factors.len());
+    let weights: Vec<_> = weights.into_iter().enumerate().map(|(i, w)| w * factors[i / k]).collect();
+    compare(sweep, t, &weights, factors, columns, what);
+}
+
+/// Compares a product with sums in f64. The columns must agree, each on its own: the squared errors of a column, with the factors of the
+/// rows divided out, are compared with the squares of all terms, so that sums whose terms cancel need not be as exact.
+#[track_caller]
+fn compare(sweep: &Sweep, t: DType, weights: &[f32], factors: &[f32], columns: &[f32], what: &str) {
     if !sweep.tally.begin(what) {
         return;
     }
-    let (m, n) = (factors.len(), columns.len() / k);
-    let weights: Vec<_> = normal(25, k * m).into_iter().enumerate().map(|(i, w)| w * factors[i / k]).collect();
+    let m = factors.len();
+    let k = weights.len() / m;
+    let n = columns.len() / k;
     let mut case = Case::new();
-    let a = case.leaf(t, [k, m, 1, 1], &weights);
+    let a = case.leaf(t, [k, m, 1, 1], weights);
     let b = case.leaf(F32, [k, n, 1, 1], columns);
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
     let case = case.build();
@@ -99,7 +126,7 @@ fn product(sweep: &Sweep, t: DType, k: usize, factors: &[f32], columns: &[f32], 
         }
         let nmse = match error {
             0.0 => 0.0,
-            _ if error.is_finite() => error / power.max(1e-30),
+            _ if error.is_finite() => error / power.max(f64::MIN_POSITIVE),
             _ => f64::INFINITY,
         };
         sweep.tally.compare(nmse, bound, what);
@@ -108,7 +135,7 @@ fn product(sweep: &Sweep, t: DType, k: usize, factors: &[f32], columns: &[f32], 
 
 /// Planes that share weights, with rows and columns that have gaps; columns of other types.
 fn planes(sweep: &Sweep) {
-    let compare = |case: &BuiltCase, dst, what: &str| sweep.check(case, &[dst], IN_F16, what);
+    let check = |case: &BuiltCase, dst, what: &str| sweep.check(case, &[dst], IN_F16, what);
     for (tb, gap) in [(F32, 16), (F16, 16), (BF16, 16), (F32, 2)] {
         let (k, m, n) = (72, 131, 66);
         let mut case = Case::new();
@@ -120,6 +147,6 @@ fn planes(sweep: &Sweep) {
         let desc = TensorDesc::strided(tb, [k, n, 4, 3], [size, 4 * size * k, size * k, 4 * size * k * n]).unwrap();
         let b = case.leaf_with_desc(desc, &super::mul_mat::activations(F16, 24, 12 * k * n));
         let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
-        compare(&case.build(), dst, &format!("4 x 3 planes of {tb}, rows with gaps of {gap} bytes"));
+        check(&case.build(), dst, &format!("4 x 3 planes of {tb}, rows with gaps of {gap} bytes"));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::{
     Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape,
-    THREADS, Unsupported, saturating_product,
+    THREADS, Unsupported, can_pack, saturating_product,
 };
 use super::planes::{Planes, stride};
 use super::{
@@ -96,6 +96,12 @@ fn most_columns_of_others(weights: DType, layout: WeightLayout, capability: u32)
         // Packable weights in ggml's layout are the exception, and have no kernel here.
         WeightLayout::Ggml => (!weights.can(Capability::Cuda) || weights.is_float()).then_some(MAX_HALF_COLUMNS),
     }
+}
+
+/// Whether weights of a type, packed if they can be, use the GEMM for many columns.
+pub(in crate::cuda) fn uses_gemm(weights: DType, capability: u32) -> bool {
+    let layout = if can_pack(weights) { WeightLayout::Packed } else { WeightLayout::Ggml };
+    most_columns_of_others(weights, layout, capability).is_some()
 }
 
 /// Whether columns with this precision may be rounded to the staged type.
