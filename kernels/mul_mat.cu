@@ -12,7 +12,7 @@
 //           mul_mat_widen: converts rows of b from F16 or BF16 to dense f32, for plain types;
 //           mul_mat_quantize: rounds rows of b to 8-bit codes in groups of 32 or 256 with a common scale, for the vector kernels of
 //                 block types and mul_mat_id;
-//           mul_mat_halves: rounds rows of b to F16 or BF16, for mul_mat_gemm.cu;
+//           mul_mat_halves: rounds rows of b to F16 or BF16, for mul_mat_gemm.cu and mul_mat_gemm_blocks.cu;
 //           mul_mat_quantize_tiles: as mul_mat_quantize, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
 //           mul_mat_pack: converts rows of a block type in place to the packed layout, or back.
 // Limits:   b is F32, or quantised. Rows of a and of f32 columns are dense and may start at any address. They are fast if blocks are
@@ -84,16 +84,18 @@ struct HalvesArgs {
     u32 type, to;  // of b; of the halves
 };
 
-// Rounds rows to F16 or BF16. Zeros follow up to a multiple of 16 bytes, then a power of two by which F16 was divided, as f32: the largest
-// finite element becomes 2^14 to 2^15, so that large ones do not become infinite, and small ones keep their digits.
+// Rounds rows to F16 or BF16. For F16, they are multiplied by a power of two before, so that the largest finite element becomes 2^14 to 2^15
+// (less if it is below 2^-112): large ones do not become infinite, and small ones keep their digits. Zeros follow up to a multiple of 16
+// bytes, then the inverse of the power of two, as f32.
 // Grid: x = rows.
-extern "C" __global__ void __launch_bounds__(256) mul_mat_halves(HalvesArgs args) {
-    __shared__ u32 most_of_warps[8];
+constexpr u32 HALVES_THREADS = 256;
+extern "C" __global__ void __launch_bounds__(HALVES_THREADS) mul_mat_halves(HalvesArgs args) {
+    __shared__ u32 most_of_warps[HALVES_THREADS / 32];
     u32 i1, i2, i3;
     args.shape.split(blockIdx.x, i1, i2, i3);
     const u8 *row = args.b + args.shape.row(i1, i2, i3);
     u8 *to = args.halves + blockIdx.x * args.stride;
-    const u32 k = args.shape.ne[0], size = args.type == TYPE_F32 ? 4 : 2;
+    const u32 k = args.shape.ne[0];
     auto load = [&](u32 i) {
         const u8 *at = row + (u64)i * args.shape.nb[0];
         if (args.type == TYPE_F32) return load_float_anywhere(at);
@@ -101,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256) mul_mat_halves(HalvesArgs args
         return args.type == TYPE_F16 ? float_of_half(bits) : float_of_bf16(bits);
     };
     // Eight elements, with zeros after the end.
-    const bool whole = args.type == TYPE_F32 && args.shape.nb[0] == size && (u64)row % 16 == 0;
+    const bool whole = args.type == TYPE_F32 && args.shape.nb[0] == 4 && (u64)row % 16 == 0;
     auto load8 = [&](u32 i, float(&x)[8]) {
         if (whole && i + 8 <= k) return F32::load8<true>(row, i, x);
 #pragma unroll
@@ -110,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256) mul_mat_halves(HalvesArgs args
     float inverse = 1.0f, scale = 1.0f;
     if (args.to == TYPE_F16) {
         u32 most = 0; // as bits, whose order is that of magnitudes
-        for (u32 i = 8 * threadIdx.x; i < k; i += 8 * 256) {
+        for (u32 i = 8 * threadIdx.x; i < k; i += 8 * HALVES_THREADS) {
             float x[8];
             load8(i, x);
 #pragma unroll
@@ -124,12 +126,12 @@ extern "C" __global__ void __launch_bounds__(256) mul_mat_halves(HalvesArgs args
         if (threadIdx.x % 32 == 0) most_of_warps[threadIdx.x / 32] = most;
         __syncthreads();
 #pragma unroll
-        for (u32 w = 0; w < 8; w++) most = max(most, most_of_warps[w]);
+        for (u32 w = 0; w < HALVES_THREADS / 32; w++) most = max(most, most_of_warps[w]);
         // The biased exponent of the largest element. From 15 on, both powers of two are normal.
         const u32 e = max(most >> 23, 15u);
         if (most != 0) inverse = __uint_as_float((268 - e) << 23), scale = __uint_as_float((e - 14) << 23);
     }
-    for (u32 i = 8 * threadIdx.x; i < k; i += 8 * 256) {
+    for (u32 i = 8 * threadIdx.x; i < k; i += 8 * HALVES_THREADS) {
         float x[8];
         load8(i, x);
         u32 words[4];

@@ -13,5 +13,5 @@
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
 #define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
 
-ENTRY(mul_mat_gemm64, 128, 3)(GemmArgs args) { Gemm<TYPE, 128, 64, 64, 32, 4>::run_halves(args); }
-ENTRY(mul_mat_gemm128, 128, 2)(GemmArgs args) { Gemm<TYPE, 128, 128, 64, 64, 3>::run_halves(args); }
+ENTRY(mul_mat_gemm64, GEMM_THREADS, 3)(GemmArgs args) { Gemm<TYPE, GEMM_ROWS, 64, 64, 32, 4>::run_halves(args); }
+ENTRY(mul_mat_gemm128, GEMM_THREADS, 2)(GemmArgs args) { Gemm<TYPE, GEMM_ROWS, 128, 64, 64, 3>::run_halves(args); }

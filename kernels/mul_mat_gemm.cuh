@@ -22,24 +22,31 @@ struct GemmArgs {
     float4 *parts;  // sums of each block, if k is split
     u32 *counts;    // for each tile, the blocks that have stored their sums
     u32 k, m, n;    // elements per row; rows of a per plane; columns of b per plane
-    u32 share;      // elements of k for each block in y: a multiple of GEMM_DEPTH
+    u32 share;      // elements of k for each block in y: a multiple of GEMM_DEPTH, so that a block starts at a multiple of 64 bytes in a row
     u32 planes, b2; // planes of b; planes in dimension 2
     u32 r2, r3;     // planes of b per plane of a, in dimensions 2 and 3
     u64 as[3], bs[3]; // byte strides of rows and planes
     u64 ds[4];
 };
 
-constexpr u32 GEMM_DEPTH = 32, GEMM_CHUNK = 8; // elements of k in a step, and in a chunk
+constexpr u32 GEMM_ROWS = 128, GEMM_THREADS = 128; // of a tile, and of its block
+constexpr u32 GEMM_DEPTH = 32, GEMM_CHUNK = 8;     // elements of k in a step, and in a chunk
 constexpr u32 GEMM_ROW_BYTES = 2 * GEMM_DEPTH;
 
-// Byte offset of a chunk in a staged tile.
+// Byte offset of a chunk in a staged tile. It stays right if a multiple of 8 rows is added; ^ 32 flips bit 1 of the chunk in a tile at a
+// multiple of 64 bytes.
 __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) { return row * GEMM_ROW_BYTES + (chunk ^ (row / 2 % 4)) * 16; }
 
-// Rows of halves at multiples of 16 bytes, which cp.async copies to HEIGHT rows of a staged tile. Rows after the last one copy that
-// again; their products are not stored.
+// What stages rows: `start` the next step of all rows, if `wanted`; `start_some` as many elements of this thread's chunk, and zeros; `back`
+// returns by some steps, because the copies are ahead of the products. BUSY: staging needs the registers in which fragments of the
+// next step would be loaded during the products.
+//
+// Rows of halves at multiples of 16 bytes, which cp.async copies to HEIGHT rows of a staged tile. Rows past the end read the last row again;
+// their sums are not stored.
 template <u32 HEIGHT, u32 THREADS>
 struct AlignedHalves {
     static constexpr u32 COUNT = HEIGHT * 4 / THREADS, APART = THREADS / 4; // copies of a thread, and the rows between two of them
+    static_assert(APART % 8 == 0 && HEIGHT % APART == 0, "see chunk_at");
     const u8 *next;                                                          // the first row's next element
     u32 offsets[COUNT], to;
 
@@ -57,17 +64,14 @@ struct AlignedHalves {
     // Steps for so many elements.
     static __device__ __forceinline__ int steps(u32 elements) { return (elements + GEMM_DEPTH - 1) / GEMM_DEPTH; }
 
-    // Starts the copies of the next 32 elements of the rows, if `wanted`.
     __device__ __forceinline__ void start(u32 tile, bool wanted) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) copy_async_if(tile + to + i * APART * GEMM_ROW_BYTES, next + offsets[i], wanted);
         next += GEMM_ROW_BYTES;
     }
 
-    // Goes back, because copies run ahead of the products.
     __device__ __forceinline__ void back(u32 steps) { next -= steps * GEMM_ROW_BYTES; }
 
-    // As start, of the first `elements` elements of this thread's chunk, with zeros after them.
     __device__ __forceinline__ void start_some(u32 tile, u32 elements) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) copy_async(tile + to + i * APART * GEMM_ROW_BYTES, next + offsets[i], 2 * elements);
@@ -117,6 +121,7 @@ struct Gemm {
     static constexpr u32 THREADS = 32 * (ROWS / WARP_ROWS) * (COLUMNS / WARP_COLUMNS);
     static constexpr u32 M = WARP_ROWS / 16, N = WARP_COLUMNS / 8; // fragments of a warp
     static constexpr u32 ROW_TILE = ROWS * GEMM_ROW_BYTES, STAGE = ROW_TILE + COLUMNS * GEMM_ROW_BYTES;
+    static_assert(ROWS == GEMM_ROWS && THREADS == GEMM_THREADS && STAGE % 64 == 0 && STAGES * STAGE <= 48 << 10, "");
     using Columns = AlignedHalves<COLUMNS, THREADS>;
 
     struct Fragments {
@@ -145,8 +150,13 @@ struct Gemm {
     static __device__ __forceinline__ u32 warp_row() { return threadIdx.x / 32 % (ROWS / WARP_ROWS) * WARP_ROWS; }
     static __device__ __forceinline__ u32 warp_column() { return threadIdx.x / 32 / (ROWS / WARP_ROWS) * WARP_COLUMNS; }
 
-    // Adds the products of the next `count` elements. `shared` is the address of the stages. First the whole steps; then, in a second pass
-    // of the same code, the rest: only the copies at the start of a pass can end within a step.
+    // Adds the products of the next `count` elements. `shared` is the address of the stages. A pass stages STAGES - 1 steps, then runs the
+    // loop. Only that start copies incomplete chunks, so that a count that is no multiple of 32 takes a second pass for the last step.
+    // `columns` is by value, because run_blocks repeats the products; it reads the largest scale from `rows`.
+    //
+    // One barrier per step is enough: a step fills the stage of the step before, whose last loads of fragments come before the barrier that
+    // ends it. So these must stay before the barrier, and `start` after it. Each step ends a group of copies, also an empty one, because
+    // wait_for_copies counts groups.
     template <class Rows>
     static __device__ __forceinline__ void add_products(Rows &rows, Columns columns, u32 shared, u32 count, float (&sums)[M][N][4]) {
         const u32 lane = threadIdx.x % 32, chunk = threadIdx.x % 4 * GEMM_CHUNK, last = (STAGES - 1) * STAGE;
@@ -165,19 +175,18 @@ struct Gemm {
             }
             wait_for_copies<STAGES - 2>();
             __syncthreads();
-            // The second half of a step has chunks 2 and 3: the first half's positions with bit 1 flipped. The first half of the next step is
-            // loaded during the products of this one; if the staging of the rows takes registers and time, during that.
+            // The second half of a step has chunks 2 and 3: the first half's positions with bit 1 flipped.
             u32 from = a0, to = shared + last;
             Fragments first, second;
             if (!Rows::BUSY) first.load(from, from + b_of_a);
 #pragma unroll 1
             for (int left = Rows::steps(elements); left > 0; left--) {
                 if (Rows::BUSY) first.load(from, from + b_of_a);
-                else second.load(from ^ 32, from + b_of_a ^ 32);
+                else second.load(from ^ 32, (from + b_of_a) ^ 32);
                 rows.start(to, left >= (int)STAGES);
                 columns.start(to + ROW_TILE, left >= (int)STAGES);
                 end_copies();
-                if (Rows::BUSY) second.load(from ^ 32, from + b_of_a ^ 32);
+                if (Rows::BUSY) second.load(from ^ 32, (from + b_of_a) ^ 32);
                 first.multiply(sums);
                 if (Rows::BUSY) second.multiply(sums);
                 from = from == a0 + last ? a0 : from + STAGE;
@@ -191,27 +200,30 @@ struct Gemm {
             }
             rows.back(STAGES - 1);
             columns.back(STAGES - 1);
-            wait_for_copies<0>(); // of zeros, if there were fewer steps than stages
+            // The next pass could write to where copies of zeros are still under way, if there were fewer steps than stages.
+            wait_for_copies<0>();
         }
     }
 
-    // The stages; after the products, with SCALED, numbers by which the sums of rows are multiplied.
+    // The stages, which fill the 48 KiB that are the limit of static shared memory, so that there can be no other variable. After the products
+    // and a barrier, with SCALED, they have numbers by which the sums of rows are multiplied; after another barrier, the word of is_last_block.
     static __device__ __forceinline__ u8 *stages() {
         __shared__ __align__(128) u8 bytes[STAGES * STAGE];
         return bytes;
     }
     static __device__ __forceinline__ float row_scale(u32 m, u32 h) {
-        return ((volatile float *)stages())[4 + warp_row() + 16 * m + 8 * h + threadIdx.x % 32 / 4];
+        return ((float *)stages())[warp_row() + 16 * m + 8 * h + threadIdx.x % 32 / 4];
     }
 
-    // Sets that of row number threadIdx.x. All threads must call this function.
+    // Stores the number of the tile's row threadIdx.x. All threads must call this function, after a barrier that follows the products.
     static __device__ __forceinline__ void set_row_scale(float scale) {
         static_assert(THREADS == ROWS, "a thread has a row");
-        ((float *)stages())[4 + threadIdx.x] = scale;
+        ((float *)stages())[threadIdx.x] = scale;
         __syncthreads();
     }
 
-    // Grid: x = tiles, those of the same rows side by side; y = shares of k; z = planes.
+    // Grid: x = tiles, those of the same rows one after the other, so that blocks that run at the same time share rows of a; y = shares of k;
+    // z = planes.
     template <bool SCALED, class Multiply>
     static __device__ __forceinline__ void run(const GemmArgs &args, Multiply multiply) {
         const u32 tiles_of_columns = (args.n + COLUMNS - 1) / COLUMNS;
@@ -227,9 +239,11 @@ struct Gemm {
         const u32 begin = blockIdx.y * args.share, count = min(args.k - begin, args.share);
         float sums[M][N][4] = {};
         multiply(a, first_row, Columns(b, args.bs[0], first_column, args.n, begin), begin, count, shared_address(stages()), sums);
+        // Read again: row and column would otherwise be computed before the products, and take registers.
         u32 thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)); // here, because what is computed from it would take registers during the products
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
         const u32 row = first_row + warp_row() + thread % 32 / 4, column = first_column + warp_column() + 2 * (thread % 4);
+        // Before split-K: the shares of a row may have been multiplied by different powers of two.
         const u8 *scale_of_first = b + (args.k + 7) / 8 * 16; // after the elements of the column
         float of_rows[M][2];
 #pragma unroll
@@ -273,7 +287,7 @@ struct Gemm {
                 for (u32 m = 0; m < M; m++) {
 #pragma unroll
                     for (u32 n = 0; n < N; n++) {
-                        const float4 four = __ldcg(parts + (m * N + n) * THREADS);
+                        const float4 four = __ldcg(parts + (m * N + n) * THREADS); // L1 is not coherent
                         sums[m][n][0] += four.x, sums[m][n][1] += four.y, sums[m][n][2] += four.z, sums[m][n][3] += four.w;
                     }
                 }

@@ -3,7 +3,7 @@
 //
 // Variants: mul_mat_gemm128: tiles of 128 rows and columns per block. There is none of 64 columns: for so few, types with packed weights use
 //           mul_mat_mma.cu, and the others are rare.
-// Limits:   packed weights, or blocks at multiples of 2 bytes; elements of dst are aligned. 128 rows have fewer than 2^32 bytes.
+// Limits:   packed weights, or blocks at multiples of 2 bytes; elements of dst are aligned. Rows are less than 2^25 bytes apart.
 // Floor:    a is read once per 128 columns, b once per 128 rows of a.
 #include "common/abi.cuh"
 #include "common/quants.cuh"

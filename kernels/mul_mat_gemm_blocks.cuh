@@ -1,9 +1,10 @@
 // Weights of block types for the GEMM of mul_mat_gemm.cuh: each thread dequantises a row to F16.
 //
-// A weight is (code - ZERO) * d + m. The code is put below the byte 0x64, which gives the half 1024 + code, and the rest takes two packed
-// instructions for two weights. So that d and m are halves without overflow, and the largest d has all its digits, rows are multiplied by a
-// power of two, by whose inverse the sums are multiplied. It is the same for all rows of a type at first. A row whose largest d or m turns out to be out of range
-// gets another power, and the block starts again. That is rare: rows of models have neither so small nor so large weights.
+// A weight is (code - ZERO) * d + m. The byte 0x64 above a code makes the half 1024 + code; a packed subtraction removes 1024 + ZERO of two
+// weights, and a packed multiplication (or FMA) applies d and m. These are f32 and may be out of range for F16, so a row is multiplied by a
+// power of two, by whose inverse the sums are multiplied. It is the same for all rows of a type at first. If the largest d or m of a row is
+// out of range, the block repeats its products with another one for that row. That is rare: rows of models have neither so small nor so large
+// weights.
 #pragma once
 #include "common/quants_i.cuh"
 #include "mul_mat_gemm.cuh"
@@ -125,7 +126,7 @@ struct HalfScaleMin {
     __device__ __forceinline__ HalfScaleMin() {}
     __device__ __forceinline__ HalfScaleMin(const Affine &scale, float factor, float &most)
         : d(pair_of_half(scale.d * factor)), m(pair_of_half(scale.m * factor)) {
-        most = fmaxf(most, fmaxf(fabsf(scale.d), fabsf(scale.m) * (1.0f / 64)));
+        most = fmaxf(most, fmaxf(fabsf(scale.d), fabsf(scale.m) * (1.0f / 64))); // 31 * 256 + 64 * 256 is no overflow
     }
 
     __device__ __forceinline__ u32 of(u32 code) const {
@@ -198,8 +199,8 @@ constexpr float FIRST_FACTOR = 256.0f;
 FIRST_FACTOR_OF(NVFP4, 1.0f) FIRST_FACTOR_OF(TQ1_0, 32.0f) FIRST_FACTOR_OF(TQ2_0, 32.0f) FIRST_FACTOR_OF(Q1_0, 32.0f) FIRST_FACTOR_OF(Q2_0, 32.0f)
 #undef FIRST_FACTOR_OF
 
-// The factor of a row with this largest scale: `factor`, if that makes it at most 256 (a code is at most 128), and at least 2^-9, so that
-// scales of a 32nd of it have 11 digits. NVFP4's are multiples of 2^-10.
+// The factor of a row with this largest scale: `factor`, if that makes it 2^-10 to 256. Beyond 256, a code (128 at most) times the scale would
+// overflow; below 2^-10, scales of less than a 16th of it would be subnormal halves, with fewer digits. NVFP4's are multiples of 2^-10.
 __device__ __forceinline__ float factor_for(float most, float factor) {
     const float scale = most * factor;
     if (most == 0.0f || !(most < __uint_as_float(0x7f800000)) || (scale >= 1.0f / 1024 && scale <= 256.0f)) return factor;
@@ -207,7 +208,7 @@ __device__ __forceinline__ float factor_for(float most, float factor) {
     return __uint_as_float(min(max((int)(261 - (__float_as_uint(most) >> 23)), 1), 253) << 23);
 }
 
-// The product of weights of a block type. Row: a template of the accesses of T.
+// The product of weights of a block type. Row: PackedRow<T> or PlainRow<T>, which read a row.
 template <class T, class Row, class G>
 __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
     G::template run<true>(args, [&](const u8 *a, u32 first, const typename G::Columns &columns, u32 begin, u32 count, u32 shared,
@@ -225,7 +226,7 @@ __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
             }
             DequantizedRow<T, Row> rows(row, begin, count, factor);
             G::add_products(rows, columns, shared, count, sums);
-            // In the second pass, the largest scale is in the range, or not finite.
+            // Ends after the second pass: the new factor brings the largest scale into the range, or as near as a power of two can.
             used = factor;
             factor = factor_for(rows.most, factor);
             fits = factor == used;

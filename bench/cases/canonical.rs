@@ -13,8 +13,9 @@ use fanout::ops::sort::Sort;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
-/// Columns of the products: the widths of the vector kernels, of the kernels on tensor cores, and of the tiles of the GEMM; and a prompt.
-const COLUMNS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, PROMPT];
+/// Columns of the products: the widths of the vector kernels, of the kernels on tensor cores, and of the tiles of the GEMM;
+/// the first one that uses the GEMM; and a prompt.
+const COLUMNS: [usize; 10] = [1, 2, 4, 8, 16, 32, 33, 64, 128, PROMPT];
 
 /// Columns of a prompt.
 const PROMPT: usize = 512;
@@ -24,6 +25,7 @@ const PROMPT: usize = 512;
 fn has_case(t: DType, n: usize) -> bool {
     match n {
         16 | 32 => [F16, Q8_0, Q4_K].contains(&t),
+        33 => t == F16,
         128 => t != F32,
         PROMPT => [F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K].contains(&t),
         _ => true,

@@ -20,7 +20,8 @@ __device__ __forceinline__ void copy_async_if(u32 to, const u8 *from, bool wante
 // Ends a group of copies. Groups may be empty.
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 
-// Waits until this thread's groups of copies have arrived, apart from the last LEFT groups.
+// Waits until this thread's groups of copies have arrived, apart from the last LEFT groups. Those of other threads are visible after a barrier
+// that follows their waits.
 template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory");

@@ -97,10 +97,10 @@ __device__ __forceinline__ void quantize_piece(const u8 *row, u8 *column, u32 k,
 }
 
 // Counts a block that has stored its results. Returns whether it is the last one of `blocks` blocks, which may then read the results of
-// all. `count` is 0 before the first block and behind the last one. All threads of the block must call this function; `is_last` is a word of
+// all. `count` is 0 before the first block and after the last one. All threads of the block must call this function; `is_last` is a word of
 // shared memory that is not in use.
 __device__ __forceinline__ bool is_last_block(u32 *count, u32 blocks, u32 &is_last) {
-    // Stores of all threads come before the count, loads of the last block behind it.
+    // Stores of all threads come before the count, loads of the last block after it.
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {

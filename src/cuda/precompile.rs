@@ -16,7 +16,8 @@ use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// The files of `kernels/` that do not depend on a type of weights, in the order in which a decoder uses them first.
+/// The files of `kernels/` that do not depend on a type of weights, and those of F16, the usual type of caches, in the order in which a decoder
+/// uses them first.
 const UNTYPED: &[&str] = &[
     "rows",
     "norm",
@@ -105,7 +106,7 @@ impl Precompiler {
             let wide = if context.gpu.capability < MIN_MMA_CAPABILITY { "mul_mat_packed_wide" } else { "mul_mat_mma" };
             let packs = can_pack(dtype);
             let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };
-            // Products are used before the conversion: models have one conversion, in the look-up of embeddings.
+            // The last one becomes the first. Products are used before the conversion: models have one, in the look-up of embeddings.
             let gemm = uses_gemm(dtype, context.gpu.capability).then_some("mul_mat_gemm");
             let first = ["copy_from"].into_iter().chain(gemm).chain(products);
             first.flat_map(images).for_each(|image| state.waiting.push_front(image));

@@ -1,8 +1,8 @@
 //! Launches of MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, or kernels/mul_mat_unpacked.cu for types that are never repacked; one
 //! module per type of the weights a.
 //!
-//! Few columns of b (decoding) use the vector kernels, more columns tensor cores, from compute capability 8.0 on. For block types, both
-//! multiply 8-bit codes: a launch before them quantises b. Many columns use the GEMM of halves (`gemm`).
+//! Few columns of b (decoding) use the vector kernels; from compute capability 8.0 on, more columns use tensor cores without staging, and
+//! more than 32 (64 of packed weights) the GEMM (`gemm`). For block types, the former two multiply 8-bit codes: a launch before them quantises b.
 
 mod arguments;
 mod gemm;

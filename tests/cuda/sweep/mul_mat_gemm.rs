@@ -11,7 +11,7 @@ use fanout_testing::op_case::{BuiltCase, Case};
 /// Numbers of columns around those of the tiles.
 const COLUMNS: [usize; 8] = [31, 33, 64, 65, 127, 128, 129, 513];
 
-/// Bounds of the NMSE: columns and, for quantised weights, the weights are rounded to F16; to BF16.
+/// Bounds of the NMSE, with operands rounded to F16, to BF16, and to 8-bit codes.
 const IN_F16: f64 = 3e-6;
 const IN_BF16: f64 = 1e-5;
 const IN_8_BITS: f64 = 5e-4;
@@ -60,7 +60,7 @@ fn extreme_weights(sweep: &Sweep, t: DType, scale: f32, of_columns: f32) {
     }
 }
 
-/// Rows whose first block has large weights, which the columns do not use.
+/// Rows whose first block has large weights and meets columns of zeros: the small blocks must keep their digits.
 #[track_caller]
 fn uneven_weights(sweep: &Sweep, t: DType, scale: f32) {
     let (block, m, n) = (t.block_len().max(32), 40, 66);

@@ -2,7 +2,7 @@
 
 use super::super::{
     Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape,
-    THREADS, Unsupported, can_pack, saturating_product,
+    Unsupported, can_pack, saturating_product,
 };
 use super::planes::{Planes, stride};
 use super::{
@@ -15,8 +15,11 @@ use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
 /// Rows of a tile, and threads of its block.
-const ROWS: u32 = 128;
+const GEMM_ROWS: u32 = 128;
 const GEMM_THREADS: u32 = 128;
+
+/// Threads of a block that converts a column.
+const HALVES_THREADS: u32 = 256;
 
 /// Elements of k per step, by whose multiples k is split.
 const GEMM_DEPTH: u32 = 32;
@@ -27,8 +30,9 @@ const LEAST_SHARE: u32 = 512;
 /// Blocks per multiprocessor up to which k is split. Two fit, by their registers and shared memory, on every GPU.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 2;
 
-/// Limit of the bytes between rows and between columns: the kernels count the bytes of a tile's rows by 32 bits.
-const MAX_STRIDE: u64 = 1 << 25;
+/// Limit of the bytes between rows and between columns: the kernels address the rows of a tile by 32-bit offsets from the first one. A
+/// single row has the stride 0 here; the limit of a converted column bounds its length.
+const MAX_STRIDE: u64 = (1 << 32) / GEMM_ROWS as u64;
 
 /// `struct HalvesArgs` of kernels/mul_mat.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -84,16 +88,16 @@ fn staged_type(weights: DType) -> Option<DType> {
 }
 
 /// Capabilities (times ten) whose tensor cores do 512 multiply-adds of F16 per clock and multiprocessor, and GeForce boards half of that; those
-/// of 8.0, 9.0 and 10.0 do 1024 to 4096. There, packed weights stay on the kernels of 8-bit codes for any number of columns. By the static
-/// model (scripts/roofline_model.py), Q4_K 4096 x 4096 by 512 takes 125 us with them on an A40, and 178 us at the rate of F16.
+/// of 8.0, 9.0 and 10.0 do 1024 to 4096. Packed weights keep the kernels of 8-bit codes there: on an A40, Q4_K 4096 x 4096 by 512 takes
+/// 125 us with them, and 178 us at the rate of F16 (modelled, scripts/roofline_model.py).
 const CAPABILITIES_FOR_INT8: [u32; 4] = [86, 89, 120, 121];
 
-/// Most columns for other kernels than the GEMM: of halves, of packed weights, and of weights that are never packed. `None` for none.
-fn most_columns_of_others(weights: DType, layout: WeightLayout, capability: u32) -> Option<u32> {
+/// With more columns than this, products use the GEMM. `None`: with no number of columns.
+fn max_columns_without_gemm(weights: DType, layout: WeightLayout, capability: u32) -> Option<u32> {
     match layout {
         _ if weights == DType::F32 || capability < MIN_MMA_CAPABILITY => None,
         WeightLayout::Packed => (!CAPABILITIES_FOR_INT8.contains(&capability)).then_some(MAX_MMA_COLUMNS),
-        // Packable weights in ggml's layout are the exception, and have no kernel here.
+        // Packable weights that are not packed are the exception: there is no module for them.
         WeightLayout::Ggml => (!weights.can(Capability::Cuda) || weights.is_float()).then_some(MAX_HALF_COLUMNS),
     }
 }
@@ -101,7 +105,7 @@ fn most_columns_of_others(weights: DType, layout: WeightLayout, capability: u32)
 /// Whether weights of a type, packed if they can be, use the GEMM for many columns.
 pub(in crate::cuda) fn uses_gemm(weights: DType, capability: u32) -> bool {
     let layout = if can_pack(weights) { WeightLayout::Packed } else { WeightLayout::Ggml };
-    most_columns_of_others(weights, layout, capability).is_some()
+    max_columns_without_gemm(weights, layout, capability).is_some()
 }
 
 /// Whether columns with this precision may be rounded to the staged type.
@@ -122,9 +126,9 @@ pub(super) fn applies(
     on: &NodeOnGpu<'_>,
 ) -> Result<bool, Unsupported> {
     let Some(staged) = staged_type(a.dtype()) else { return Ok(false) };
-    let most_of_others = most_columns_of_others(a.dtype(), layout, on.gpu.capability);
+    let most_without = max_columns_without_gemm(a.dtype(), layout, on.gpu.capability);
     let short = |bytes: u64| bytes < MAX_STRIDE;
-    Ok(most_of_others.is_some_and(|most| planes.n > most)
+    Ok(most_without.is_some_and(|most| planes.n > most)
         && on.node.aligned
         && may_round(op.round, staged)
         && short(stride(&on.shape(a)?, 1))
@@ -152,7 +156,7 @@ fn convert_columns(weights: DType, on: &NodeOnGpu<'_>) -> Result<(ColumnConversi
     let shape = on.shape(b)?;
     let to = staged_type(weights).unwrap_or(DType::F16).to_wire();
     let args = HalvesArgs { b: merged_rows(shape), stride: column, dtype: b.dtype().to_wire(), to };
-    let grid = Grid::line(b.rows() as u64, THREADS);
+    let grid = Grid::line(b.rows() as u64, HALVES_THREADS);
     let launch = on.launch(("mul_mat", "mul_mat_halves"), grid, &[Ptr::Src(1), Ptr::Columns], &args)?;
     let conversion = ColumnConversion { launch, bytes, column, group: None };
     Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
@@ -168,7 +172,7 @@ fn launch(
     let planes = Planes::of(a, &columns.shape, on)?;
     let MulMatArgs { k, m, n, planes, b2, r2, r3, a: strides, b, dst, .. } = mul_mat_args(a, &planes, layout, 0, on)?;
     let width = if n <= 64 && !a.dtype().is_block() { 64 } else { 128 };
-    let tiles = u64::from(m.div_ceil(ROWS)) * u64::from(n.div_ceil(width));
+    let tiles = u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
     let share = share_of_block(k, tiles * u64::from(planes), on.gpu.multiprocessors);
     let splits = u64::from(k.div_ceil(share));
     let args = GemmArgs { k, m, n, share, planes, b2, r2, r3, a: strides, b, dst };
@@ -176,7 +180,7 @@ fn launch(
     let (parts, counts, scratch) = if splits == 1 {
         (Ptr::Null, Ptr::Null, 0)
     } else {
-        let tile_bytes = 4 * u64::from(ROWS * width);
+        let tile_bytes = 4 * u64::from(GEMM_ROWS * width);
         (Ptr::Scratch(0), Ptr::Counters, tiles * splits * u64::from(planes) * tile_bytes)
     };
     let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, parts, counts];
@@ -203,7 +207,10 @@ mod tests {
     #[test]
     fn constants_are_those_of_the_kernels() {
         let source = include_str!("../../../../kernels/mul_mat_gemm.cuh");
-        assert_constants(source, &[("GEMM_DEPTH", GEMM_DEPTH.into())]);
+        let expected = [("GEMM_ROWS", GEMM_ROWS), ("GEMM_THREADS", GEMM_THREADS), ("GEMM_DEPTH", GEMM_DEPTH)];
+        assert_constants(source, &expected.map(|(name, value)| (name, value.into())));
+        let source = include_str!("../../../../kernels/mul_mat.cu");
+        assert_constants(source, &[("HALVES_THREADS", HALVES_THREADS.into())]);
     }
 
     #[test]
@@ -219,7 +226,7 @@ mod tests {
             (DType::IQ4_XS, WeightLayout::Ggml, 89, Some(32)),
             (DType::IQ4_XS, WeightLayout::Ggml, 75, None),
         ] {
-            assert_eq!(most_columns_of_others(dtype, layout, capability), want, "{dtype} at {capability}");
+            assert_eq!(max_columns_without_gemm(dtype, layout, capability), want, "{dtype} at {capability}");
         }
     }
 
