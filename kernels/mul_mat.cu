@@ -2,18 +2,17 @@
 // selects the plane of a (the expert) for each row of b. Sums are in f32. With quantised weights, activations are rounded to 8
 // bits first, as in llama.cpp on the CPU. One module per type of a: TYPE is its struct, NAME its part of the entries' names,
 // BLOCKS is defined if it is a block type. mul_mat_packed.cu and mul_mat_mma.cu have kernels for packed weights, mul_mat_half.cu
-// for F16 and BF16.
+// for F16 and BF16, mul_mat_gemm.cu for many columns.
 //
 // Variants: mul_mat_vec1, _vec4, and for plain types _vec2, _vec8: as many columns (rows of b) per block. For plain types, products
 //                 are in f32, see mul_mat_vec.cuh; for block types, of 8-bit codes, see mul_mat_dot.cuh;
 //           mul_mat_id: one row of b with the matrix of its expert;
-//           mul_mat_tile64, _tile128: as many rows and 64 columns per block, on tensor cores (tf32), for plain types, see
-//                 mul_mat_tile.cuh.
+//           mul_mat_tile64, _tile128: as many rows and 64 columns per block, on tensor cores (tf32), for F32, see mul_mat_tile.cuh.
 //           In the module without a TYPE:
 //           mul_mat_widen: converts rows of b from F16 or BF16 to dense f32, for plain types;
 //           mul_mat_quantize: rounds rows of b to 8-bit codes in groups of 32 or 256 with a common scale, for the vector kernels of
 //                 block types and mul_mat_id;
-//           mul_mat_round: as mul_mat_quantize, but stores the rounded values as dense f32, for the tiled kernels;
+//           mul_mat_halves: rounds rows of b to F16 or BF16, for mul_mat_gemm.cu and mul_mat_gemm_blocks.cu;
 //           mul_mat_quantize_tiles: as mul_mat_quantize, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
 //           mul_mat_pack: converts rows of a block type in place to the packed layout, or back.
 // Limits:   b is F32, or quantised. Rows of a and of f32 columns are dense and may start at any address. They are fast if blocks are
@@ -23,6 +22,7 @@
 #include "common/abi.cuh"
 #include "common/quantize.cuh"
 #include "common/quants.cuh"
+#include "common/vector.cuh"
 
 #ifdef TYPE
 #ifdef BLOCKS
@@ -38,8 +38,8 @@
 #include "mul_mat_tile.cuh"
 
 // Without an explicit minimum of one block, ptxas would limit registers to fit one more block per multiprocessor, and spill.
-ENTRY(mul_mat_tile64, 128, 1)(MulMatArgs args) { mat_tile<TYPE, 4>(args); }
-ENTRY(mul_mat_tile128, 256, 1)(MulMatArgs args) { mat_tile<TYPE, 8>(args); }
+ENTRY(mul_mat_tile64, 128, 1)(MulMatArgs args) { mat_tile<4>(args); }
+ENTRY(mul_mat_tile128, 256, 1)(MulMatArgs args) { mat_tile<8>(args); }
 #else // the same on all targets
 #ifdef BLOCKS
 ENTRY(mul_mat_vec1, 128, 1)(MulMatArgs args) { quant_mat_vec<TYPE, 1>(args); }
@@ -76,6 +76,75 @@ extern "C" __global__ void mul_mat_widen(WidenArgs args) {
     }
 }
 
+struct HalvesArgs {
+    const u8 *b;
+    u8 *halves;
+    Shape shape;
+    u64 stride;    // bytes from one converted row to the next
+    u32 type, to;  // of b; of the halves
+};
+
+// Rounds rows to F16 or BF16. For F16, they are multiplied by a power of two before, so that the largest finite element becomes 2^14 to 2^15
+// (less if it is below 2^-112): large ones do not become infinite, and small ones keep their digits. Zeros follow up to a multiple of 16
+// bytes, then the inverse of the power of two, as f32.
+// Grid: x = rows.
+constexpr u32 HALVES_THREADS = 256;
+extern "C" __global__ void __launch_bounds__(HALVES_THREADS) mul_mat_halves(HalvesArgs args) {
+    __shared__ u32 most_of_warps[HALVES_THREADS / 32];
+    u32 i1, i2, i3;
+    args.shape.split(blockIdx.x, i1, i2, i3);
+    const u8 *row = args.b + args.shape.row(i1, i2, i3);
+    u8 *to = args.halves + blockIdx.x * args.stride;
+    const u32 k = args.shape.ne[0];
+    auto load = [&](u32 i) {
+        const u8 *at = row + (u64)i * args.shape.nb[0];
+        if (args.type == TYPE_F32) return load_float_anywhere(at);
+        const u16 bits = at[0] | at[1] << 8; // the address may be odd
+        return args.type == TYPE_F16 ? float_of_half(bits) : float_of_bf16(bits);
+    };
+    // Eight elements, with zeros after the end.
+    const bool whole = args.type == TYPE_F32 && args.shape.nb[0] == 4 && (u64)row % 16 == 0;
+    auto load8 = [&](u32 i, float(&x)[8]) {
+        if (whole && i + 8 <= k) return F32::load8<true>(row, i, x);
+#pragma unroll
+        for (u32 e = 0; e < 8; e++) x[e] = i + e < k ? load(i + e) : 0.0f;
+    };
+    float inverse = 1.0f, scale = 1.0f;
+    if (args.to == TYPE_F16) {
+        u32 most = 0; // as bits, whose order is that of magnitudes
+        for (u32 i = 8 * threadIdx.x; i < k; i += 8 * HALVES_THREADS) {
+            float x[8];
+            load8(i, x);
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                const u32 bits = __float_as_uint(x[e]) & 0x7fffffff;
+                most = max(most, bits < 0x7f800000 ? bits : 0);
+            }
+        }
+#pragma unroll
+        for (u32 step = 16; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
+        if (threadIdx.x % 32 == 0) most_of_warps[threadIdx.x / 32] = most;
+        __syncthreads();
+#pragma unroll
+        for (u32 w = 0; w < HALVES_THREADS / 32; w++) most = max(most, most_of_warps[w]);
+        // The biased exponent of the largest element. From 15 on, both powers of two are normal.
+        const u32 e = max(most >> 23, 15u);
+        if (most != 0) inverse = __uint_as_float((268 - e) << 23), scale = __uint_as_float((e - 14) << 23);
+    }
+    for (u32 i = 8 * threadIdx.x; i < k; i += 8 * HALVES_THREADS) {
+        float x[8];
+        load8(i, x);
+        u32 words[4];
+#pragma unroll
+        for (u32 w = 0; w < 4; w++) {
+            const float low = x[2 * w] * inverse, high = x[2 * w + 1] * inverse;
+            words[w] = args.to == TYPE_F16 ? word_of_floats(F16(), low, high) : word_of_floats(BF16(), low, high);
+        }
+        store_words<16>(to + 2ull * i, words);
+    }
+    if (threadIdx.x == 0) *(float *)(to + (k + 7) / 8 * 16) = scale;
+}
+
 // Quantised columns: see common/quantize.cuh.
 struct QuantizeArgs {
     const u8 *b;
@@ -100,44 +169,6 @@ extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
     const u32 warps = blockDim.x / 32;
     quantize_row(args.b + args.shape.row(i1, i2, i3), args.quantized + blockIdx.x * args.stride, args.shape.ne[0], args.group,
                  blockIdx.y * warps + threadIdx.x / 32, gridDim.y * warps);
-}
-
-// As QuantizeArgs, but `quantized` are floats, and `stride` counts them.
-struct RoundArgs {
-    const u8 *b;
-    float *rounded;
-    Shape shape;
-    u64 stride;
-    u32 group;
-    u32 padding;
-};
-
-// One warp rounds 128 or 256 elements of a row.
-template <bool LARGE>
-__device__ __forceinline__ void round_piece(const u8 *row, float *to, u32 k, u32 first, u32 lane) {
-    const QuantizedPiece<LARGE> piece(row, k, first, lane);
-    if (first + 4 * lane >= k) return;
-#pragma unroll
-    for (int v = 0; v < piece.VECTORS; v++) {
-        float x[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = (float)(signed char)(piece.codes[v] >> 8 * i) * piece.scale;
-        *(float4 *)(to + first + 128 * v + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
-    }
-}
-
-// Grid: as mul_mat_quantize.
-extern "C" __global__ void mul_mat_round(RoundArgs args) {
-    u32 i1, i2, i3;
-    args.shape.split(blockIdx.x, i1, i2, i3);
-    const u8 *row = args.b + args.shape.row(i1, i2, i3);
-    float *to = args.rounded + blockIdx.x * args.stride;
-    const u32 lane = threadIdx.x % 32, k = args.shape.ne[0];
-    if (args.group == 32) {
-        for_each_piece_of_grid(k, 128, [&](u32 first) { round_piece<false>(row, to, k, first, lane); });
-    } else {
-        for_each_piece_of_grid(k, 256, [&](u32 first) { round_piece<true>(row, to, k, first, lane); });
-    }
 }
 
 // As QuantizeArgs, for tiles of 8 columns (mul_mat_mma.cuh).

@@ -1,11 +1,10 @@
-// Tiled GEMM of plain types on tensor cores, for products with many columns: a block stages tiles of both matrices in shared
-// memory as tf32. F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32). Included by mul_mat.cu.
+// Tiled GEMM of F32 on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory, and
+// multiplies them as three tf32 products (split_tf32). Included by mul_mat.cu.
 //
 // Tensor cores truncate each sum towards zero, which biases long sums: over 4096 elements of k, the NMSE of F32 weights would be
 // 1.5e-9, and 2.4e-8 if all terms are positive. So a tensor core sums only the DEPTH elements of a stage, and FADD, which rounds to
 // nearest, adds its sums to those of the stages before: one FADD per three mma, for an NMSE of 1e-12 (4e-13 with random signs) up to
-// 16384 elements. Every 128 elements instead would give 2e-11. F16 and BF16 keep one sum, which adds no more than the rounding of
-// their columns to tf32.
+// 16384 elements. Every 128 elements instead would give 2e-11.
 //
 // A tile spans 32 elements of k, in two slabs of 16: 64 bytes per row. A lane needs elements 4 t to 4 t + 3 of its row for two
 // mma steps, which is a single load of 16 bytes. (The assignment of elements to steps is arbitrary, as long as both matrices
@@ -21,11 +20,10 @@ constexpr u32 DEPTH = 32, SLAB = 16, COLUMNS = 64;
 __device__ __forceinline__ u32 swizzled_index(u32 row, u32 group) { return row * SLAB + 4 * (group ^ (row >> 1 & 1)); }
 
 // Computes a tile of 16 * WARPS rows and 64 columns with 4 or 8 warps; each warp computes 32 x 32.
-template <class T, int WARPS>
+template <int WARPS>
 __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) {
     constexpr u32 HEIGHT = 16 * WARPS;
-    constexpr u32 SHARE = 8 / WARPS;                     // half rows of columns per thread; of rows it has two
-    constexpr bool EXACT = T::BYTES == 4;                // weights of f32
+    constexpr u32 SHARE = 8 / WARPS; // half rows of columns per thread; of rows it has two
     __shared__ __align__(16) float tiles[2][2][(HEIGHT + COLUMNS) * SLAB];
 
     // A thread loads eight elements, half a row of a slab, at a time. Rows beyond the last one load the last row again; their
@@ -39,8 +37,8 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
 #pragma unroll
         for (u32 slab = 0; slab < 2; slab++) {
             const u32 at = k + SLAB * slab + 8 * half;
-            if (whole && at < of.k) T::template load8<true>(row_of_a, at, w[slab]);
-            else load_some<T>(row_of_a, at, of.k, w[slab]);
+            if (whole && at < of.k) F32::load8<true>(row_of_a, at, w[slab]);
+            else load_some<F32>(row_of_a, at, of.k, w[slab]);
         }
 #pragma unroll
         for (u32 share = 0; share < SHARE; share++) {
@@ -49,25 +47,17 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
             else load_some<F32>(column, at, of.k, x[share]);
         }
     };
-    auto stage_rows = [&](float *slab, u32 row, const float (&values)[8], bool round) {
+    auto stage_rows = [&](float *slab, u32 row, const float (&values)[8]) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 4) {
-            float4 four = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
-            if (round) {
-                four.x = __uint_as_float(tf32_of_float(four.x)), four.y = __uint_as_float(tf32_of_float(four.y));
-                four.z = __uint_as_float(tf32_of_float(four.z)), four.w = __uint_as_float(tf32_of_float(four.w));
-            }
-            *(float4 *)(slab + swizzled_index(row, 2 * half + i / 4)) = four;
+            *(float4 *)(slab + swizzled_index(row, 2 * half + i / 4)) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
         }
     };
     auto stage_all = [&](u32 stage) {
-        // F16 and BF16 are exact in tf32 and need no rounding.
 #pragma unroll
-        for (u32 slab = 0; slab < 2; slab++) stage_rows(tiles[stage][slab], r, w[slab], false);
+        for (u32 slab = 0; slab < 2; slab++) stage_rows(tiles[stage][slab], r, w[slab]);
 #pragma unroll
-        for (u32 share = 0; share < SHARE; share++) {
-            stage_rows(tiles[stage][share + slab_of_column], HEIGHT + c, x[share], !EXACT);
-        }
+        for (u32 share = 0; share < SHARE; share++) stage_rows(tiles[stage][share + slab_of_column], HEIGHT + c, x[share]);
     };
 
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -97,27 +87,18 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
 #pragma unroll
                 for (u32 n = 0; n < 4; n++) {
 #pragma unroll
-                    for (u32 i = 0; i < 2; i++) {
-                        bs[n][i] = __float_as_uint(bv[n][step + i]);
-                        if (EXACT) split_tf32(bv[n][step + i], bs[n][i], b_small[n][i]);
-                    }
+                    for (u32 i = 0; i < 2; i++) split_tf32(bv[n][step + i], bs[n][i], b_small[n][i]);
                 }
 #pragma unroll
                 for (u32 m = 0; m < 2; m++) {
                     unsigned as[4], a_small[4];
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) {
-                        const float value = av[m][i % 2][step + i / 2];
-                        as[i] = __float_as_uint(value);
-                        if (EXACT) split_tf32(value, as[i], a_small[i]);
-                    }
+                    for (u32 i = 0; i < 4; i++) split_tf32(av[m][i % 2][step + i / 2], as[i], a_small[i]);
 #pragma unroll
                     for (u32 n = 0; n < 4; n++) {
-                        if (EXACT) {
-                            mma_tf32(of_stage[m][n], a_small, bs[n]);
-                            mma_tf32(of_stage[m][n], as, b_small[n]);
-                        }
-                        mma_tf32(EXACT ? of_stage[m][n] : sums[m][n], as, bs[n]);
+                        mma_tf32(of_stage[m][n], a_small, bs[n]);
+                        mma_tf32(of_stage[m][n], as, b_small[n]);
+                        mma_tf32(of_stage[m][n], as, bs[n]);
                     }
                 }
             }
@@ -127,9 +108,7 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
 #pragma unroll
             for (u32 n = 0; n < 4; n++) {
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    if (EXACT) sums[m][n][i] += of_stage[m][n][i];
-                }
+                for (u32 i = 0; i < 4; i++) sums[m][n][i] += of_stage[m][n][i];
             }
         }
     };
@@ -164,12 +143,12 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
 }
 
 // Grid: x = tiles of 16 * WARPS rows, y = tiles of 64 columns, z = planes.
-template <class T, int WARPS>
+template <int WARPS>
 __device__ __forceinline__ void mat_tile(const MulMatArgs &args) {
-    const Access how = access<T>(args);
+    const Access how = access<F32>(args);
     if (how == BYTES) {
-        for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes(of, 16 * WARPS, COLUMNS, dot_of_bytes<T>); });
+        for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes(of, 16 * WARPS, COLUMNS, dot_of_bytes<F32>); });
     } else {
-        for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<T, WARPS>(of, how == ALIGNED); });
+        for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<WARPS>(of, how == ALIGNED); });
     }
 }

@@ -302,12 +302,15 @@ def finish(unit, ptx):
         # Only a hint (it marks bytes of a load that are not padding), which needs a newer PTX version: drop it.
         text = re.sub(r'^\s*\.pragma "used_bytes_mask [^"]*";\n', "", text, flags=re.M)
     if unit.compact:
-        # A fifth of the text: comments (two around each statement of inline assembly), indentation, empty lines, spaces behind commas,
-        # and the constants of the sources, to which no instruction refers.
+        # A quarter of the text: comments (two around each statement of inline assembly), indentation, empty lines, spaces behind commas,
+        # long names, and the constants of the sources, to which no instruction refers.
         text = re.sub(r"^\s*//[^\n]*\n", "", text, flags=re.M)
         text = text.replace(", ", ",")
         text = re.sub(r"^[ \t]+|\n(?=\n)", "", text, flags=re.M)
         text = re.sub(r"[ \t]*\t[ \t]*", " ", text)
+        # Labels and parameters belong to their function, so that names need not contain its name or number.
+        text = re.sub(r"\$L__BB\d+_(?=\d)", "$", text)
+        text = re.sub(r"\b\w+_param_(?=\d)", "p", text)
         used = collections.Counter(re.findall(r"[\w$]+", text))
         text = re.sub(r"^\.global \.align \d+ \.[us]\d+ (\w+)(?: = \d+)?;\n", lambda m: m[0] * (used[m[1]] > 1), text, flags=re.M)
     options = " ".join(("", *unit.options)) if unit.options else ""

@@ -12,7 +12,7 @@ LAYER = "LLAMA_LAYER"
 # What a kernel works on, by its entry; the first match counts. Kernels that use tensor cores count per mma, but those of products with
 # few columns per weight.
 UNITS = (
-    (r"mul_mat_(widen|quantize|pack$|packed_rows)", "element"),
+    (r"mul_mat_(widen|halves|quantize|pack$|packed_rows)", "element"),
     (r"mul_mat_", "weight"),
     (r"flash_attn_(?!merge)", "multiply-add"),
     (r"", "element"),

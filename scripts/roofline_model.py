@@ -17,7 +17,7 @@ LAUNCH_SECONDS, DEPENDENT_LAUNCH_SECONDS = 1.3e-6, 0.8e-6
 # A multiprocessor has 4 schedulers; each issues one warp instruction per cycle.
 SCHEDULERS = 4
 # Cycles for which a warp instruction occupies its pipe, per scheduler. `lsu` is shared by the 4 schedulers.
-PIPE_CYCLES = {"alu": 2, "fma": 1, "fma_heavy": 2, "xu": 8, "lsu": 4, "uniform": 2}
+PIPE_CYCLES = {"alu": 2, "fma_heavy": 2, "xu": 8, "lsu": 4, "uniform": 2}
 REGISTERS, REGISTER_UNIT, RESERVED_SHARED = 65536, 256, 1024
 SECTOR = 32
 # The rates of tensor cores.
@@ -37,7 +37,8 @@ class Gpu:
     blocks: int  # limit per multiprocessor
     shared: int  # bytes of shared memory per multiprocessor
     l2_bytes_per_second: float
-    fp64_cycles: int  # of a warp instruction, per scheduler
+    fma_cycles: int  # of a warp instruction in FP32, per scheduler
+    fp64_cycles: int  # the same in FP64
     dependent_launch: bool  # whether it has programmatic dependent launch
 
 
@@ -47,11 +48,11 @@ class Gpu:
 #   RTX 3090    assumed: a sector of 32 bytes per clock from each of 48 slices, as many as the RTX 4090 has
 #   RTX 5090    the 8.7 TB/s that chipsandcheese.com measured on an RTX PRO 6000 (the same chip), by the number of multiprocessors
 GPUS = {
-    "80": Gpu("A100-SXM4-80GB", 108, 1.41e9, 2.039e12, 0.6e-6, 64, 32, 164 << 10, 5120 * 1.41e9, 4, False),
-    "86": Gpu("GeForce RTX 3090", 82, 1.695e9, 936e9, 0.6e-6, 48, 16, 100 << 10, 1536 * 1.695e9, 64, False),
-    "89": Gpu("GeForce RTX 4090", 128, 2.52e9, 1.008e12, 0.6e-6, 48, 24, 100 << 10, 4.9e12, 64, False),
-    "90": Gpu("H200", 132, 1.98e9, 4.8e12, 0.7e-6, 64, 32, 228 << 10, 5120 * 1.98e9, 2, True),
-    "120": Gpu("GeForce RTX 5090", 170, 2.407e9, 1.792e12, 0.7e-6, 48, 24, 100 << 10, 8.7e12 * 170 / 188, 64, True),
+    "80": Gpu("A100-SXM4-80GB", 108, 1.41e9, 2.039e12, 0.6e-6, 64, 32, 164 << 10, 5120 * 1.41e9, 2, 4, False),
+    "86": Gpu("GeForce RTX 3090", 82, 1.695e9, 936e9, 0.6e-6, 48, 16, 100 << 10, 1536 * 1.695e9, 1, 64, False),
+    "89": Gpu("GeForce RTX 4090", 128, 2.52e9, 1.008e12, 0.6e-6, 48, 24, 100 << 10, 4.9e12, 1, 64, False),
+    "90": Gpu("H200", 132, 1.98e9, 4.8e12, 0.7e-6, 64, 32, 228 << 10, 5120 * 1.98e9, 1, 2, True),
+    "120": Gpu("GeForce RTX 5090", 170, 2.407e9, 1.792e12, 0.7e-6, 48, 24, 100 << 10, 8.7e12 * 170 / 188, 1, 64, True),
 }
 
 
@@ -123,10 +124,10 @@ def seconds(target, launch, facts, held):
     blocks = launch["blocks"] / launch["launches"]
     busy = min(gpu.multiprocessors, blocks)
     lanes = busy * SCHEDULERS * gpu.hertz
-    cycles = PIPE_CYCLES | {"fp64": gpu.fp64_cycles}
+    cycles = PIPE_CYCLES | {"fma": gpu.fma_cycles, "fp64": gpu.fp64_cycles}
     pipes = {pipe: facts["body_pipes"].get(pipe, 0) * cost / lanes for pipe, cost in cycles.items()}
     # Both kinds of multiplication use the FMA pipe.
-    pipes["fma"] += facts["body_pipes"].get("fma_heavy", 0) / lanes
+    pipes["fma"] += facts["body_pipes"].get("fma_heavy", 0) * gpu.fma_cycles / lanes
     shared = launch.get("shared_passes", 0)
     bytes_moved = launch.get("global_read_distinct_bytes", 0) + launch.get("global_written_distinct_bytes", 0)
     resident = min(held["blocks_per_sm"], math.ceil(blocks / gpu.multiprocessors))

@@ -10,15 +10,27 @@ use fanout::ops::reduce::Reduce;
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::sort::Sort;
-use fanout::tensor::DType::{self, F16, F32, I32, Q4_K, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
-/// Columns of the products: the widths of the vector kernels, of the kernels on tensor cores, and one number for each height of the tile
-/// kernels.
-const COLUMNS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
+/// Columns of the products: the widths of the vector kernels, of the kernels on tensor cores, and of the tiles of the GEMM;
+/// the first one that uses the GEMM; and a prompt.
+const COLUMNS: [usize; 10] = [1, 2, 4, 8, 16, 32, 33, 64, 128, PROMPT];
 
-/// Columns with which a few types of weights are enough, because the products differ only in the decoder of the weights.
-const FEW_TYPES: [usize; 3] = [16, 32, 512];
+/// Columns of a prompt.
+const PROMPT: usize = 512;
+
+/// Whether a type of weights has a case with `n` columns. For some numbers a few types are enough, because the products differ only in the
+/// decoder of the weights.
+fn has_case(t: DType, n: usize) -> bool {
+    match n {
+        16 | 32 => [F16, Q8_0, Q4_K].contains(&t),
+        33 => t == F16,
+        128 => t != F32,
+        PROMPT => [F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K].contains(&t),
+        _ => true,
+    }
+}
 
 /// The canonical cases. A new kernel needs a case here that launches it; the roofline then finds it by the name of its entry.
 pub fn canonical() -> Vec<Case> {
@@ -27,10 +39,9 @@ pub fn canonical() -> Vec<Case> {
     let only_read = DType::with_capability(Capability::CudaRead).filter(|t| !t.can(Capability::Cuda));
     let mut cases = Vec::new();
     for n in COLUMNS {
-        let types = types.iter().filter(|&&t| !FEW_TYPES.contains(&n) || [F16, Q8_0, Q4_K].contains(&t));
-        cases.extend(types.map(|&t| mul_mat(s, t, n)));
+        cases.extend(types.iter().filter(|&&t| has_case(t, n)).map(|&t| mul_mat(s, t, n)));
     }
-    cases.extend(only_read.map(|t| mul_mat(s, t, 1)));
+    cases.extend(only_read.flat_map(|t| [1, 128].map(|n| mul_mat(s, t, n))));
     cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| unpacked(s, t)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| tied(s, t)));

@@ -47,7 +47,8 @@ pub fn fill(
     Ok(())
 }
 
-/// Fills a region with repetitions of a pattern. The device copies what it has: uploading a model takes minutes.
+/// Fills a region with repetitions of a pattern. The pattern is uploaded once and repeated by copies on the device, because the upload of
+/// a whole model takes minutes.
 fn repeat(queue: &mut dyn Queue, region: Region, pattern: &[u8]) -> Result<(), DeviceError> {
     let bytes = region.bytes();
     let mut filled = bytes.min(pattern.len() as u64);

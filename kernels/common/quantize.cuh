@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 
-// 8-bit codes with a scale per 32 or 256 elements, rounded as by mul_mat_round. A quantised column starts at a multiple of 16
+// 8-bit codes with a scale per 32 or 256 elements, rounded to nearest. A quantised column starts at a multiple of 16
 // bytes, and has one after the other
 //
 //     groups of 32 (blocks of 32)       i8 codes[k], then for each group the f32 scale and the i32 sum of its codes
@@ -97,10 +97,10 @@ __device__ __forceinline__ void quantize_piece(const u8 *row, u8 *column, u32 k,
 }
 
 // Counts a block that has stored its results. Returns whether it is the last one of `blocks` blocks, which may then read the results of
-// all. `count` is 0 before the first block and behind the last one. All threads of the block must call this function.
-__device__ __forceinline__ bool is_last_block(u32 *count, u32 blocks) {
-    __shared__ u32 is_last;
-    // Stores of all threads come before the count, loads of the last block behind it.
+// all. `count` is 0 before the first block and after the last one. All threads of the block must call this function; `is_last` is a word of
+// shared memory that is not in use.
+__device__ __forceinline__ bool is_last_block(u32 *count, u32 blocks, u32 &is_last) {
+    // Stores of all threads come before the count, loads of the last block after it.
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -110,6 +110,11 @@ __device__ __forceinline__ bool is_last_block(u32 *count, u32 blocks) {
     }
     __syncthreads();
     return is_last;
+}
+
+__device__ __forceinline__ bool is_last_block(u32 *count, u32 blocks) {
+    __shared__ u32 is_last;
+    return is_last_block(count, blocks, is_last);
 }
 
 // Shares the pieces of a row of k elements among `warps` warps: calls `piece` with the first element of each one of warp number `warp`.

@@ -207,12 +207,9 @@ struct Operand {
 }
 
 impl Operand {
-    fn of(desc: &TensorDesc, aligned: bool, offset: u64) -> Operand {
+    fn of(desc: &TensorDesc, aligned: bool) -> Operand {
         let alignment = if aligned { desc.dtype().alignment() as u64 } else { 1 };
-        // The greatest power of two up to the alignment that divides the offset.
-        let alignment = alignment.min(1 << (offset | alignment).trailing_zeros());
-        let bytes = (desc.extent() as u64).saturating_sub(offset);
-        Operand { bytes, alignment, dtype: Some(desc.dtype()), column: 0 }
+        Operand { bytes: desc.extent() as u64, alignment, dtype: Some(desc.dtype()), column: 0 }
     }
 
     fn of_scratch(bytes: u64, offset: u64) -> Operand {
@@ -293,13 +290,11 @@ fn check_accesses(
         let Some(&pointer) = launch.pointers.get(access.pointer) else {
             return Err(format!("has no pointer {}, a bug: {}", access.pointer, launch.entry().name));
         };
-        let source = |i: u8, offset| node.srcs.get(i.into()).map(|desc| Operand::of(desc, node.aligned, offset));
+        let source = |i: u8| node.srcs.get(i.into()).map(|desc| Operand::of(desc, node.aligned));
         let operand = match pointer {
             Ptr::Null => None,
-            Ptr::Dst => Some(Operand::of(node.dst, node.aligned, 0)),
-            Ptr::DstAt(offset) => Some(Operand::of(node.dst, node.aligned, offset)),
-            Ptr::Src(i) => source(i, 0),
-            Ptr::SrcAt(i, offset) => source(i, offset),
+            Ptr::Dst => Some(Operand::of(node.dst, node.aligned)),
+            Ptr::Src(i) => source(i),
             Ptr::Scratch(offset) => Some(Operand::of_scratch(shared.scratch, offset)),
             Ptr::Columns => Some(Operand::of_columns(shared.columns)),
             Ptr::ResultColumns => Some(Operand::of_scratch(shared.result_columns, 0)),

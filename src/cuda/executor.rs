@@ -183,7 +183,8 @@ impl CudaExecutor {
         let bytes = if bytes == 0 { 0 } else { bytes + COUNTER_BYTES };
         let enough = |scratch: &QueueScratch| scratch.memory.address_of(0, bytes).is_ok();
         if bytes > 0 && !self.scratch.as_ref().is_some_and(enough) {
-            let size = bytes.next_power_of_two().max(1 << 20);
+            // Rounded up to an eighth of a power of two, so that a queue whose graphs grow replaces it rarely.
+            let size = bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(1 << 20));
             let _reservations = (self.budget.reserve(size)?, self.context.budget.reserve(size)?);
             let stream = self.stream()?;
             let memory = DeviceMemory::uninitialized(&self.context, size, &stream)?;

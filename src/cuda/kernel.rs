@@ -68,12 +68,8 @@ pub(super) enum Ptr {
     Null,
     /// First byte of the destination.
     Dst,
-    /// A byte offset in the destination.
-    DstAt(u64),
     /// First byte of a source; null if the node has no such source.
     Src(u8),
-    /// A byte offset in a source, which the node has.
-    SrcAt(u8, u64),
     /// A byte offset in the scratch memory of the queue.
     Scratch(u64),
     /// The converted columns that the launch reads, or whose only purpose it is to write them: see [`ColumnConversion`].
@@ -248,8 +244,8 @@ pub(super) struct ColumnConversion {
     pub(super) group: Option<usize>,
 }
 
-/// The launches of a node whose weights are packed (see `layout`), with as much scratch memory at most as for weights in rows. If
-/// the launches run several nodes, the nodes run one by one while not all weights are packed.
+/// The launches of a node whose weights are packed (see `layout`), in the scratch memory of [`NodeLaunches::scratch`]. If the launches run
+/// several nodes, the nodes run one by one while not all weights are packed.
 pub(super) struct PackedLaunches {
     pub(super) launches: Vec<KernelLaunch>,
     /// As of [`NodeLaunches`].
@@ -317,9 +313,7 @@ impl LoadedLaunch {
             let address = match *pointer {
                 Ptr::Null => 0,
                 Ptr::Dst => at.dst,
-                Ptr::DstAt(offset) => at.dst + offset,
                 Ptr::Src(i) => at.srcs.get(usize::from(i)).copied().unwrap_or(0),
-                Ptr::SrcAt(i, offset) => at.srcs.get(usize::from(i)).copied().unwrap_or(0) + offset,
                 Ptr::Scratch(offset) => at.scratch + offset,
                 Ptr::Columns => at.columns,
                 Ptr::ResultColumns => at.result_columns,

@@ -8,7 +8,7 @@
 
 use super::context::DeviceContext;
 use super::kernel::PtxImage;
-use super::ops::{MIN_MMA_CAPABILITY, can_pack};
+use super::ops::{MIN_MMA_CAPABILITY, can_pack, uses_gemm};
 use crate::poison::lock;
 use crate::tensor::DType;
 use std::collections::{HashSet, VecDeque};
@@ -16,7 +16,8 @@ use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// The files of `kernels/` that do not depend on a type of weights, in the order in which a decoder uses them first.
+/// The files of `kernels/` that do not depend on a type of weights, and those of F16, the usual type of caches, in the order in which a decoder
+/// uses them first.
 const UNTYPED: &[&str] = &[
     "rows",
     "norm",
@@ -26,6 +27,7 @@ const UNTYPED: &[&str] = &[
     "rope",
     "flash_attn",
     "flash_attn_f16",
+    "mul_mat_gemm_f16",
     "binary",
     "glu",
     "unary",
@@ -104,8 +106,9 @@ impl Precompiler {
             let wide = if context.gpu.capability < MIN_MMA_CAPABILITY { "mul_mat_packed_wide" } else { "mul_mat_mma" };
             let packs = can_pack(dtype);
             let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };
-            // Products are used before the conversion: models have one conversion, in the look-up of embeddings.
-            let first = ["copy_from"].into_iter().chain(products);
+            // The last one becomes the first. Products are used before the conversion: models have one, in the look-up of embeddings.
+            let gemm = uses_gemm(dtype, context.gpu.capability).then_some("mul_mat_gemm");
+            let first = ["copy_from"].into_iter().chain(gemm).chain(products);
             first.flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
             let later = packs.then_some("mul_mat").into_iter().chain(["flash_attn", "copy_to"]);

@@ -20,7 +20,7 @@ use crate::graph::{Graph, SlotOffset};
 use crate::ops::MAX_SRC;
 use crate::poison::lock;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -31,6 +31,9 @@ const MAX_CACHED_GRAPHS: usize = 8;
 /// Limit of the segments of a program for which graphs are built. Further segments are launched kernel by kernel; a segment takes
 /// milliseconds, beside which launches cost little.
 const MAX_GRAPH_SEGMENTS: usize = 64;
+
+/// Runs after which a graph is tried again that the driver has failed to build or launch.
+const RUNS_WITHOUT_GRAPHS: u32 = 256;
 
 /// Device memory that is charged for a graph and for each of its kernels, in bytes. The driver does not tell what it needs: it
 /// uploads the parameters of each kernel.
@@ -50,8 +53,8 @@ pub(super) struct CudaProgram {
     scratch: u64,
     slots: usize,
     cached_graphs: Mutex<VecDeque<Arc<CachedGraphs>>>,
-    /// The driver has failed to build or launch a graph, for example without memory: from then on, kernels are launched one by one.
-    graphs_failed: AtomicBool,
+    /// Runs that still launch kernels one by one, because the driver has failed to build or launch a graph, for example without memory.
+    runs_without_graphs: AtomicU32,
     /// Ordinal of the GPU for which the kernels were loaded.
     ordinal: usize,
 }
@@ -159,7 +162,7 @@ impl CudaProgram {
             scratch,
             slots: graph.slot_sizes().len(),
             cached_graphs: Mutex::default(),
-            graphs_failed: AtomicBool::new(false),
+            runs_without_graphs: AtomicU32::default(),
             ordinal: context.gpu.ordinal,
         })
     }
@@ -214,14 +217,14 @@ impl CudaProgram {
         // Graphs have the kernels of one layout.
         let bits = |chunk: &[bool]| chunk.iter().fold(0, |bits, &packed| bits << 1 | u64::from(packed));
         addresses.extend(run.packed.chunks(64).map(bits));
-        let no_graphs = run.context.options.launch_check || self.graphs_failed.load(Ordering::Relaxed);
+        let no_graphs = run.context.options.launch_check || self.is_run_without_graphs();
         let cached = if no_graphs { None } else { self.find_or_insert(&addresses) };
         // An event at least every tenth of the timeout, so that a long program does not look like one that hangs.
         let (longest, mut unrecorded) = (run.context.options.device_timeout / 10, Duration::ZERO);
         for (index, segment) in self.segments.iter().enumerate().skip(from) {
             let launches = segment.launches.clone();
             let in_turn = run.submit_segment(|run| match &cached {
-                Some(cached) if index < MAX_GRAPH_SEGMENTS && !self.graphs_failed.load(Ordering::Relaxed) => {
+                Some(cached) if index < MAX_GRAPH_SEGMENTS && self.runs_without_graphs.load(Ordering::Relaxed) == 0 => {
                     self.replay(run, (index, launches), cached)
                 }
                 _ => self.launch_each(run, launches, &addresses),
@@ -286,15 +289,24 @@ impl CudaProgram {
         let launched = graph.graph.launch(run.context, run.stream);
         if let Err(e @ DeviceError::Driver { .. }) = &launched {
             *state = GraphState::default();
-            self.give_up_graphs(run, e);
+            self.pause_graphs(run, e);
         }
         launched
     }
 
-    /// Launches kernels one by one from now on. That is slower, but works without the memory of a graph.
-    fn give_up_graphs(&self, run: &ProgramRun<'_>, e: &DeviceError) {
-        log::warn!("{}: a program goes on without CUDA graphs: {e}", run.context.primary().name);
-        self.graphs_failed.store(true, Ordering::Relaxed);
+    /// Counts a run, and says whether it is one without graphs.
+    fn is_run_without_graphs(&self) -> bool {
+        self.runs_without_graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    /// Launches kernels one by one for the rest of this run and the next [`RUNS_WITHOUT_GRAPHS`]. That is slower, but works without the
+    /// memory of a graph.
+    fn pause_graphs(&self, run: &ProgramRun<'_>, e: &DeviceError) {
+        log::warn!(
+            "{}: a program does without CUDA graphs for {RUNS_WITHOUT_GRAPHS} runs: {e}",
+            run.context.primary().name
+        );
+        self.runs_without_graphs.store(RUNS_WITHOUT_GRAPHS, Ordering::Relaxed);
         lock(&self.cached_graphs).clear();
     }
 
@@ -327,7 +339,7 @@ impl CudaProgram {
             Ok(graph) => Ok(Some(ChargedGraph { graph, _reservations: (of_session, of_device) })),
             Err(e @ DeviceError::Lost { .. }) => Err(e),
             Err(e) => {
-                self.give_up_graphs(run, &e);
+                self.pause_graphs(run, &e);
                 Ok(None)
             }
         }

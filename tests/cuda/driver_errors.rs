@@ -137,7 +137,8 @@ fn a_code_that_the_driver_does_not_name_is_an_error_with_its_number() {
     layer.request(&fixture).unwrap();
 }
 
-/// A graph that cannot be built is replaced by launches in the same run; one that cannot be launched, from the next run on.
+/// A graph that cannot be built is replaced by launches in the same run; one that cannot be launched, from the next run on. Later it is
+/// tried again.
 #[test]
 fn launches_replace_a_graph_that_fails() {
     for (function, fails) in [("cuGraphCreate", false), ("cuGraphInstantiateWithFlags", false), ("cuGraphLaunch", true)]
@@ -159,6 +160,9 @@ fn launches_replace_a_graph_that_fails() {
         let launches = fixture.driver_calls("cuLaunchKernel");
         assert_eq!(token(), Ok(10.0), "{function}");
         assert_eq!(fixture.driver_calls("cuLaunchKernel") - launches, 4, "{function}");
+        let graphs = fixture.driver_calls("cuGraphLaunch");
+        assert!((0..130).all(|_| token() == Ok(10.0)), "{function}");
+        assert!(fixture.driver_calls("cuGraphLaunch") > graphs, "{function}");
     }
 }
 

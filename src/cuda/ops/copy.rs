@@ -357,29 +357,6 @@ pub(super) fn from_blocks(
     Ok(kernel)
 }
 
-/// The launch that dequantises rows of a matrix, source 0, from row `first` on, to a dense matrix of some rows.
-pub(super) fn dequantize_rows(
-    on: &NodeOnGpu<'_>,
-    a: &TensorDesc,
-    first: usize,
-    (to, piece): (Ptr, &TensorDesc),
-) -> Result<KernelLaunch, Unsupported> {
-    let n = piece.elements() / 8;
-    let mut x = on.shape(a)?;
-    x.ne[1] = piece.ne()[1] as u32;
-    let args = CopyFromBlocksArgs {
-        x,
-        y: on.shape(piece)?,
-        list: Ids::zeroed(),
-        n: n as u64,
-        dtype: piece.dtype().to_wire(),
-        named: 0,
-    };
-    let name = format!("copy_from_{}", suffix(a.dtype()));
-    let pointers = [Ptr::SrcAt(0, (first * a.nb()[1]) as u64), Ptr::Null, to, Ptr::ErrorWord];
-    on.launch((&name, &name), Grid::line(blocks(n, THREADS, 1), THREADS), &pointers, &args)
-}
-
 /// The shape of a contiguous tensor as one row, or as rows of `block` elements if one row would be too long. Other tensors keep
 /// their shape.
 fn flattened_shape(on: &NodeOnGpu<'_>, t: &TensorDesc, block: usize) -> Result<Shape, Unsupported> {

@@ -18,7 +18,6 @@ mod glu;
 mod linear_attn;
 mod moe;
 mod mul_mat;
-mod mul_mat_dequantized;
 mod mul_mat_fused;
 mod norm;
 mod pad;
@@ -35,7 +34,7 @@ mod unary;
 #[cfg(test)]
 mod kernel_constants;
 
-pub(super) use mul_mat::quantized_column_bytes;
+pub(super) use mul_mat::{quantized_column_bytes, uses_gemm};
 pub(super) use repack::{Repack, can_pack, repack_launch};
 
 use super::access::{self, Access, KernelArguments, saturating_product};

@@ -1,10 +1,11 @@
 //! Launches of MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, or kernels/mul_mat_unpacked.cu for types that are never repacked; one
 //! module per type of the weights a.
 //!
-//! Few columns of b (decoding) use the vector kernels, more columns tensor cores, from compute capability 8.0 on. For block types, both
-//! multiply 8-bit codes: a launch before them quantises b.
+//! Few columns of b (decoding) use the vector kernels; from compute capability 8.0 on, more columns use tensor cores without staging, and
+//! more than 32 (64 of packed weights) the GEMM (`gemm`). For block types, the former two multiply 8-bit codes: a launch before them quantises b.
 
 mod arguments;
+mod gemm;
 mod mma;
 pub(super) mod planes;
 pub(super) mod products;
@@ -12,13 +13,14 @@ pub(super) mod products;
 use super::repack::unit_len;
 use super::{
     Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS,
-    Unsupported, blocks, mul_mat_dequantized, suffix,
+    Unsupported, blocks, suffix,
 };
 use crate::cuda::kernel::{ColumnConversion, PackedLaunches};
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
 use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs, QuantizeColumnsArgs};
+pub(in crate::cuda) use gemm::uses_gemm;
 use planes::{Planes, stride};
 use products::{PackedIdArgs, Products};
 
@@ -54,7 +56,7 @@ const MMA_ROWS: u32 = 16;
 const HALF_WARPS_TO_HIDE_LATENCY: u64 = 8;
 
 /// Most columns for which F16 and BF16 use the kernels without tiles in shared memory: they read the weights once per 8 columns, from
-/// the level-2 cache but for the first time, and take a fifth of the instructions.
+/// the level-2 cache but for the first time.
 const MAX_HALF_COLUMNS: u32 = 32;
 
 /// Most columns for which packed weights use the vector kernels, if there are tensor cores.
@@ -78,13 +80,11 @@ pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     if !on.node.aligned && !a.dtype().can(Capability::Cuda) {
         return Err(on.unsupported("a tensor that is not aligned to its elements"));
     }
-    if !op.by_id && mul_mat_dequantized::applies(a, b, on)? {
-        return mul_mat_dequantized::select(a, b, on);
-    }
     let mut kernel = product(op, WeightLayout::Ggml, on)?;
     // The kernels for packed weights store results as words.
     if let Some(span) = PackedSpan::of(a).filter(|_| on.node.aligned) {
-        let NodeLaunches { launches, columns, .. } = product(op, WeightLayout::Packed, on)?;
+        let NodeLaunches { launches, columns, scratch, .. } = product(op, WeightLayout::Packed, on)?;
+        kernel.scratch = kernel.scratch.max(scratch);
         kernel.packed = Some(PackedLaunches { launches, columns, weights: vec![(0, span)], packs: true });
     }
     Ok(kernel)
@@ -109,6 +109,9 @@ fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeL
     let (a, b) = (on.src(0)?, on.src(1)?);
     if !op.by_id {
         let planes = Planes::of_scratch(a, b, on)?;
+        if gemm::applies(op, a, &planes, layout, on)? {
+            return gemm::select(a, layout, on);
+        }
         if let ProductKernel::Mma { tiles } = ProductKernel::of(a, planes.n, layout, on) {
             return mma::select(a, planes, tiles, on);
         }
@@ -143,7 +146,7 @@ enum ProductKernel {
     PackedVec { width: u32 },
     /// F16 and BF16 on tensor cores, few columns: columns per block. Also compute fused products.
     Half { width: u32 },
-    /// Plain types on tensor cores, many columns.
+    /// F32 on tensor cores.
     Tile,
     /// Packed weights on tensor cores: tiles of 8 columns per block.
     Mma { tiles: u32 },
@@ -165,7 +168,7 @@ impl ProductKernel {
             (false, _) if mma && dtype != DType::F32 && n <= MAX_HALF_COLUMNS => {
                 ProductKernel::Half { width: width.clamp(4, 8) }
             }
-            (false, _) if mma && n > MAX_VEC_COLUMNS => ProductKernel::Tile,
+            (false, _) if mma && dtype == DType::F32 && n > MAX_VEC_COLUMNS => ProductKernel::Tile,
             (false, _) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
         }
     }
@@ -183,8 +186,6 @@ pub(super) struct Columns {
 pub(super) enum ColumnForm {
     /// F32, from F16 or BF16.
     Widened,
-    /// Values rounded to 8 bits, as F32, for the tiled kernels.
-    Rounded,
     /// 8-bit codes, scales and sums.
     Quantized,
 }
@@ -206,7 +207,7 @@ fn group_len(a: &TensorDesc) -> usize {
 /// is documented in kernels/common/quantize.cuh.
 fn column_bytes(form: ColumnForm, k: usize, group: usize) -> u64 {
     let bytes = match (form, group) {
-        (ColumnForm::Widened | ColumnForm::Rounded, _) => 4 * k,
+        (ColumnForm::Widened, _) => 4 * k,
         (_, 256) => k + k / 8 + k / 64,
         _ => k + k / 4,
     };
@@ -238,14 +239,13 @@ pub(super) fn convert_columns(
     let grid = |pieces: u64| Grid::of([b.rows() as u64, pieces.min(MAX_GRID_YZ), 1], THREADS);
     let (name, stride, type_or_group, grid) = match form {
         ColumnForm::Widened => ("mul_mat_widen", column / 4, b.dtype().to_wire(), grid(blocks(k, THREADS, 1))),
-        ColumnForm::Rounded => ("mul_mat_round", column / 4, group as u32, quantize_grid(b.rows() as u64, k, group)),
         ColumnForm::Quantized => ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group)),
     };
     let args = ConvertColumnsArgs { b: merged_rows(shape), stride, type_or_group, padding: 0 };
     let (entry, pointers) = (("mul_mat", name), [Ptr::Src(1), Ptr::Columns]);
     let launch = match form {
         ColumnForm::Quantized => on.launch(entry, grid, &pointers, &QuantizeColumnsArgs(args))?,
-        ColumnForm::Widened | ColumnForm::Rounded => on.launch(entry, grid, &pointers, &args)?,
+        ColumnForm::Widened => on.launch(entry, grid, &pointers, &args)?,
     };
     let conversion =
         ColumnConversion { launch, bytes, column, group: (form == ColumnForm::Quantized).then_some(group) };
@@ -436,6 +436,5 @@ fn launch_typed(
     let suffix = suffix(a.dtype());
     let entry = format!("mul_mat_{entry}_{suffix}");
     let launch = on.launch((&format!("mul_mat_{module}{suffix}"), &entry), grid, pointers, args)?;
-    // Dequantised weights are in scratch memory, which has no type.
     Ok(launch.with_type(0, a.dtype()))
 }

@@ -15,6 +15,7 @@ mod linear_attn;
 mod moe;
 mod mul_mat;
 mod mul_mat_fused;
+mod mul_mat_gemm;
 mod norm;
 mod pad;
 mod reduce;
@@ -75,18 +76,21 @@ pub struct Sweep {
     cpu: Subject,
     gpu: Subject,
     tally: Tally,
+    /// Whether products use tensor cores.
+    has_mma: bool,
     /// None on a real GPU, and where graphs run twice: launches are not checked.
     emulator: Option<Session>,
 }
 
 impl Sweep {
     fn new(gpu: &Gpu, tally: Tally, emulator: Option<Session>) -> Sweep {
+        let has_mma = gpu.capability >= MIN_MMA;
         let gpu = CudaDevice::new("CUDA0", gpu, 4 << 30).unwrap();
         let cpu = CpuDevice::new("CPU", 1, MathMode::Exact, 4 << 30).unwrap();
         let is_programmatic = gpu.gpu().capability >= PROGRAMMATIC;
         let gpu = Subject::new("GPU", gpu, true);
         let gpu = if is_programmatic { gpu.that_replays() } else { gpu };
-        Sweep { cpu: Subject::new("CPU", cpu, false), gpu, tally, emulator }
+        Sweep { cpu: Subject::new("CPU", cpu, false), gpu, tally, has_mma, emulator }
     }
 
     /// Runs a graph on both devices. The results `dsts` must agree within the NMSE `bound`, and no other memory may be written.
@@ -175,7 +179,7 @@ fn sweep(target: u32) {
     let mut wanted = entries(target);
     assert!(!wanted.is_empty(), "no kernel has PTX for {target}");
     if target < MIN_MMA {
-        wanted.retain(|name| !["mul_mat_quantize_tiles", "mul_mat_round"].contains(&name.as_str()));
+        wanted.retain(|name| !["mul_mat_quantize_tiles", "mul_mat_halves"].contains(&name.as_str()));
     }
     // Without CUDAEMU_COUNTS: the text of `counts_json` would have a number for each line of each kernel, and cases read it twice.
     let settings = format!("CUDAEMU_CAPABILITY={}.{}", target / 10, target % 10);

@@ -70,7 +70,7 @@ impl KernelArguments for MulMatIdArgs {
     }
 }
 
-/// `struct WidenArgs` and `struct RoundArgs` of kernels/mul_mat.cu, and the fields of `struct QuantizeArgs`.
+/// `struct WidenArgs` of kernels/mul_mat.cu, and the fields of `struct QuantizeArgs`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct ConvertColumnsArgs {

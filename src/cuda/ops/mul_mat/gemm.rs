@@ -1,0 +1,249 @@
+//! Launches of the GEMM on tensor cores, for many columns: kernels/mul_mat_gemm.cu and kernels/mul_mat_gemm_blocks.cu.
+
+use super::super::{
+    Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape,
+    Unsupported, can_pack, saturating_product,
+};
+use super::planes::{Planes, stride};
+use super::{
+    Columns, MAX_HALF_COLUMNS, MAX_MMA_COLUMNS, MulMatArgs, WeightLayout, launch_typed, merged_rows, mul_mat_args,
+    scratch_shape,
+};
+use crate::cuda::kernel::{COUNTER_BYTES, ColumnConversion};
+use crate::ops::mul_mat::{MulMat, Precision};
+use crate::tensor::{Capability, DType, TensorDesc};
+use bytemuck::{Pod, Zeroable};
+
+/// Rows of a tile, and threads of its block.
+const GEMM_ROWS: u32 = 128;
+const GEMM_THREADS: u32 = 128;
+
+/// Threads of a block that converts a column.
+const HALVES_THREADS: u32 = 256;
+
+/// Elements of k per step, by whose multiples k is split.
+const GEMM_DEPTH: u32 = 32;
+
+/// Fewest elements of k of a block, if k is split: 16 steps, so that filling the stages of shared memory stays a small part.
+const LEAST_SHARE: u32 = 512;
+
+/// Blocks per multiprocessor up to which k is split. Two fit, by their registers and shared memory, on every GPU.
+const BLOCKS_PER_MULTIPROCESSOR: u64 = 2;
+
+/// Limit of the bytes between rows and between columns: the kernels address the rows of a tile by 32-bit offsets from the first one. A
+/// single row has the stride 0 here; the limit of a converted column bounds its length.
+const MAX_STRIDE: u64 = (1 << 32) / GEMM_ROWS as u64;
+
+/// `struct HalvesArgs` of kernels/mul_mat.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct HalvesArgs {
+    b: Shape,
+    stride: u64,
+    dtype: u32,
+    to: u32,
+}
+
+impl KernelArguments for HalvesArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let bytes = self.stride.saturating_mul(saturating_product(&self.b.ne[1..]));
+        Ok(vec![self.b.access(0).unaligned(), Access::bytes(1, bytes)])
+    }
+}
+
+/// `struct GemmArgs` of kernels/mul_mat_gemm.cuh.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct GemmArgs {
+    k: u32,
+    m: u32,
+    n: u32,
+    share: u32,
+    planes: u32,
+    b2: u32,
+    r2: u32,
+    r3: u32,
+    a: [u64; 3],
+    b: [u64; 3],
+    dst: [u64; 4],
+}
+
+impl KernelArguments for GemmArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        let &GemmArgs { k, m, n, planes, b2, r2, r3, a, b, dst, .. } = self;
+        let b3 = planes.div_ceil(b2.max(1));
+        let weights = Access::run(0, &[k]).along(m, a[0]).along(b2.div_ceil(r2.max(1)), a[1]);
+        let columns = Access::column(1, k).along(n, b[0]).along(b2, b[1]).along(b3, b[2]);
+        let result = Access::one(2).along(m, dst[0]).along(n, dst[1]).along(b2, dst[2]).along(b3, dst[3]);
+        Ok(vec![weights.along(b3.div_ceil(r3.max(1)), a[2]), columns, result])
+    }
+}
+
+/// The type to which weights of this type are converted in shared memory, and columns in scratch memory. `None` without a kernel.
+fn staged_type(weights: DType) -> Option<DType> {
+    match weights {
+        DType::F16 | DType::BF16 => Some(weights),
+        _ => weights.is_block().then_some(DType::F16),
+    }
+}
+
+/// Capabilities (times ten) whose tensor cores do 512 multiply-adds of F16 per clock and multiprocessor, and GeForce boards half of that; those
+/// of 8.0, 9.0 and 10.0 do 1024 to 4096. Packed weights keep the kernels of 8-bit codes there: on an A40, Q4_K 4096 x 4096 by 512 takes
+/// 125 us with them, and 178 us at the rate of F16 (modelled, scripts/roofline_model.py).
+const CAPABILITIES_FOR_INT8: [u32; 4] = [86, 89, 120, 121];
+
+/// With more columns than this, products use the GEMM. `None`: with no number of columns.
+fn max_columns_without_gemm(weights: DType, layout: WeightLayout, capability: u32) -> Option<u32> {
+    match layout {
+        _ if weights == DType::F32 || capability < MIN_MMA_CAPABILITY => None,
+        WeightLayout::Packed => (!CAPABILITIES_FOR_INT8.contains(&capability)).then_some(MAX_MMA_COLUMNS),
+        // Packable weights that are not packed are the exception: there is no module for them.
+        WeightLayout::Ggml => (!weights.can(Capability::Cuda) || weights.is_float()).then_some(MAX_HALF_COLUMNS),
+    }
+}
+
+/// Whether weights of a type, packed if they can be, use the GEMM for many columns.
+pub(in crate::cuda) fn uses_gemm(weights: DType, capability: u32) -> bool {
+    let layout = if can_pack(weights) { WeightLayout::Packed } else { WeightLayout::Ggml };
+    max_columns_without_gemm(weights, layout, capability).is_some()
+}
+
+/// Whether columns with this precision may be rounded to the staged type.
+fn may_round(round: Precision, staged: DType) -> bool {
+    match round {
+        Precision::F32 => false,
+        Precision::F16 => staged == DType::F16,
+        _ => true,
+    }
+}
+
+/// Whether the GEMM computes the product of weights `a` with these planes of columns.
+pub(super) fn applies(
+    op: MulMat,
+    a: &TensorDesc,
+    planes: &Planes,
+    layout: WeightLayout,
+    on: &NodeOnGpu<'_>,
+) -> Result<bool, Unsupported> {
+    let Some(staged) = staged_type(a.dtype()) else { return Ok(false) };
+    let most_without = max_columns_without_gemm(a.dtype(), layout, on.gpu.capability);
+    let short = |bytes: u64| bytes < MAX_STRIDE;
+    Ok(most_without.is_some_and(|most| planes.n > most)
+        && on.node.aligned
+        && may_round(op.round, staged)
+        && short(stride(&on.shape(a)?, 1))
+        && short(column_bytes(a.ne()[0]))
+        && u64::from(planes.count(on)?) <= MAX_GRID_YZ)
+}
+
+/// Bytes of a converted column: halves, zeros up to a multiple of 16 bytes, and a power of two.
+fn column_bytes(k: usize) -> u64 {
+    2 * k.next_multiple_of(8) as u64 + 16
+}
+
+/// The launches of the product of weights `a` with the columns of the node.
+pub(super) fn select(a: &TensorDesc, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    let (conversion, columns) = convert_columns(a.dtype(), on)?;
+    let (launch, scratch) = launch(a, layout, &columns, on)?;
+    Ok(NodeLaunches { columns: Some(conversion), ..NodeLaunches::new(vec![launch], scratch) })
+}
+
+/// A launch that rounds the columns of the node to the staged type, and the result.
+fn convert_columns(weights: DType, on: &NodeOnGpu<'_>) -> Result<(ColumnConversion, Columns), Unsupported> {
+    let b = on.src(1)?;
+    let column = column_bytes(b.ne()[0]);
+    let bytes = column.checked_mul(b.rows() as u64).ok_or_else(|| on.unsupported("b is too large"))?;
+    let shape = on.shape(b)?;
+    let to = staged_type(weights).unwrap_or(DType::F16).to_wire();
+    let args = HalvesArgs { b: merged_rows(shape), stride: column, dtype: b.dtype().to_wire(), to };
+    let grid = Grid::line(b.rows() as u64, HALVES_THREADS);
+    let launch = on.launch(("mul_mat", "mul_mat_halves"), grid, &[Ptr::Src(1), Ptr::Columns], &args)?;
+    let conversion = ColumnConversion { launch, bytes, column, group: None };
+    Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
+}
+
+/// The launch that multiplies weights and converted columns, and its bytes of scratch memory, in which blocks store partial sums.
+fn launch(
+    a: &TensorDesc,
+    layout: WeightLayout,
+    columns: &Columns,
+    on: &NodeOnGpu<'_>,
+) -> Result<(KernelLaunch, u64), Unsupported> {
+    let planes = Planes::of(a, &columns.shape, on)?;
+    let MulMatArgs { k, m, n, planes, b2, r2, r3, a: strides, b, dst, .. } = mul_mat_args(a, &planes, layout, 0, on)?;
+    let width = if n <= 64 && !a.dtype().is_block() { 64 } else { 128 };
+    let tiles = u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
+    let share = share_of_block(k, tiles * u64::from(planes), on.gpu.multiprocessors);
+    let splits = u64::from(k.div_ceil(share));
+    let args = GemmArgs { k, m, n, share, planes, b2, r2, r3, a: strides, b, dst };
+    let grid = Grid::of([tiles, splits, planes.into()], GEMM_THREADS);
+    let (parts, counts, scratch) = if splits == 1 {
+        (Ptr::Null, Ptr::Null, 0)
+    } else {
+        let tile_bytes = 4 * u64::from(GEMM_ROWS * width);
+        (Ptr::Scratch(0), Ptr::Counters, tiles * splits * u64::from(planes) * tile_bytes)
+    };
+    let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, parts, counts];
+    let launch = launch_typed("gemm_", &format!("gemm{width}"), a, grid, &pointers, &args, on)?;
+    Ok((launch.with_accesses([Access::bytes(3, scratch)]), scratch))
+}
+
+/// Elements of k for each block of `tiles` tiles: split-K gives each multiprocessor two blocks, if k is long enough and the counters of the
+/// tiles suffice.
+fn share_of_block(k: u32, tiles: u64, multiprocessors: u32) -> u32 {
+    let wanted = BLOCKS_PER_MULTIPROCESSOR * u64::from(multiprocessors) / tiles.max(1);
+    let splits = wanted.min(u64::from(k / LEAST_SHARE));
+    if splits < 2 || tiles > COUNTER_BYTES / 4 {
+        return k.next_multiple_of(GEMM_DEPTH).max(GEMM_DEPTH);
+    }
+    k.div_ceil(splits as u32).next_multiple_of(GEMM_DEPTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::kernel_constants::assert_constants;
+    use super::*;
+
+    #[test]
+    fn constants_are_those_of_the_kernels() {
+        let source = include_str!("../../../../kernels/mul_mat_gemm.cuh");
+        let expected = [("GEMM_ROWS", GEMM_ROWS), ("GEMM_THREADS", GEMM_THREADS), ("GEMM_DEPTH", GEMM_DEPTH)];
+        assert_constants(source, &expected.map(|(name, value)| (name, value.into())));
+        let source = include_str!("../../../../kernels/mul_mat.cu");
+        assert_constants(source, &[("HALVES_THREADS", HALVES_THREADS.into())]);
+    }
+
+    #[test]
+    fn packed_weights_stay_on_int8_where_halves_are_slow() {
+        for (dtype, layout, capability, want) in [
+            (DType::F16, WeightLayout::Ggml, 90, Some(32)),
+            (DType::F16, WeightLayout::Ggml, 86, Some(32)),
+            (DType::F16, WeightLayout::Ggml, 75, None),
+            (DType::F32, WeightLayout::Ggml, 90, None),
+            (DType::Q4_K, WeightLayout::Packed, 80, Some(64)),
+            (DType::Q4_K, WeightLayout::Packed, 89, None),
+            (DType::Q4_K, WeightLayout::Ggml, 90, None),
+            (DType::IQ4_XS, WeightLayout::Ggml, 89, Some(32)),
+            (DType::IQ4_XS, WeightLayout::Ggml, 75, None),
+        ] {
+            assert_eq!(max_columns_without_gemm(dtype, layout, capability), want, "{dtype} at {capability}");
+        }
+    }
+
+    /// Two blocks for each of 132 multiprocessors, unless k is short.
+    #[test]
+    fn k_is_split_for_few_tiles() {
+        for (k, tiles, want) in [
+            (4096, 32, 512),
+            (4096, 128, 2048),
+            (4096, 133, 4096),
+            (4100, 100, 2080),
+            (1000, 1, 1024),
+            (1024, 1, 512),
+            (31, 1, 32),
+            (1 << 20, 1, 4000),
+        ] {
+            assert_eq!(share_of_block(k, tiles, 132), want, "k = {k}, {tiles} tiles");
+        }
+    }
+}
