@@ -17,6 +17,10 @@ const IN_BF16: f64 = 1e-5;
 const IN_8_BITS: f64 = 5e-4;
 
 pub(super) fn run(sweep: &Sweep) {
+    // The vector kernels have cases of their own.
+    if !sweep.has_mma {
+        return;
+    }
     for t in [F16, BF16] {
         // Rows of whole chunks with an incomplete step; rows at odd multiples of two bytes.
         for (i, n) in COLUMNS.into_iter().enumerate() {
@@ -63,8 +67,8 @@ fn extreme_weights(sweep: &Sweep, t: DType, scale: f32, of_columns: f32) {
 /// Rows whose first block has large weights and meets columns of zeros: the small blocks must keep their digits.
 #[track_caller]
 fn uneven_weights(sweep: &Sweep, t: DType, scale: f32) {
-    let (block, m, n) = (t.block_len().max(32), 40, 66);
-    let k = 4 * block;
+    let (block, n) = (t.block_len().max(32), 66);
+    let [k, m] = if packs(t) { packable(t, 4 * block) } else { [4 * block, 40] };
     let of_blocks = |i: usize, large: f32, small: f32| if i % k < block { large } else { small };
     let weights: Vec<_> =
         normal(27, k * m).iter().enumerate().map(|(i, w)| w * of_blocks(i, scale, scale / 256.0)).collect();
@@ -73,15 +77,15 @@ fn uneven_weights(sweep: &Sweep, t: DType, scale: f32) {
 }
 
 /// Whether the GEMM computes a product with so many columns.
-fn is_gemm(sweep: &Sweep, t: DType, n: usize) -> bool {
-    sweep.has_mma && n > if t.is_block() && packs(t) { 64 } else { 32 }
+fn is_gemm(t: DType, n: usize) -> bool {
+    n > if t.is_block() && packs(t) { 64 } else { 32 }
 }
 
 /// A product of columns of magnitudes that differ by column, around `scale`.
 #[track_caller]
 fn check(sweep: &Sweep, t: DType, [k, m]: [usize; 2], n: usize, scale: f32) {
     // Other kernels round to F16 without a scale, or to 8 bits with a scale in F16.
-    let magnitude = |c: usize| scale * if is_gemm(sweep, t, n) { 10f32.powi(c as i32 % 13 - 6) } else { 1.0 };
+    let magnitude = |c: usize| scale * if is_gemm(t, n) { 10f32.powi(c as i32 % 13 - 6) } else { 1.0 };
     let columns: Vec<_> = normal(22, k * n).into_iter().enumerate().map(|(i, v)| v * magnitude(i / k)).collect();
     product(sweep, t, k, &vec![1.0; m], &columns, &format!("{t} {k} x {m}, {n} columns of {scale:e}"));
 }
@@ -114,7 +118,7 @@ fn compare(sweep: &Sweep, t: DType, weights: &[f32], factors: &[f32], columns: &
     // Other kernels round columns to 8 bits for quantised weights.
     let bound = match t {
         BF16 => IN_BF16,
-        _ if t == F16 || is_gemm(sweep, t, n) => IN_F16,
+        _ if t == F16 || is_gemm(t, n) => IN_F16,
         _ => IN_8_BITS,
     };
     for (got, column) in got.chunks_exact(m).zip(columns.chunks_exact(k)) {
