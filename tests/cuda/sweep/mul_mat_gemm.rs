@@ -3,7 +3,7 @@
 use super::Sweep;
 use super::mul_mat::{blocks, packable, packs};
 use fanout::ops::mul_mat::MulMat;
-use fanout::tensor::DType::{self, BF16, F16, F32, MXFP4};
+use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_XS, MXFP4};
 use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::{BuiltCase, Case};
@@ -35,11 +35,10 @@ pub(super) fn run(sweep: &Sweep) {
     for t in blocks() {
         let least = 96usize.next_multiple_of(t.block_len());
         for (i, n) in COLUMNS.into_iter().enumerate() {
-            // Packed types need some weights for that.
-            let [k, m] = if packs(t) { packable(t, least) } else { [least, [70, 135][i % 2]] };
+            let [k, m] = if packs(t) { packable(t, least) } else { [least, few_rows(i)] };
             check(sweep, t, [k, m], n, 1.0);
         }
-        check(sweep, t, [2048, 131], 70, 1e6);
+        check(sweep, t, [2048, if packs(t) { 131 } else { 9 }], 70, 1e6);
         // Most types have scales in F16.
         for scale in if t == MXFP4 { [1e30, 1e-12] } else { [1e4, 3e-6] } {
             extreme_weights(sweep, t, scale, 1.0);
@@ -48,18 +47,25 @@ pub(super) fn run(sweep: &Sweep) {
             uneven_weights(sweep, t, scale);
         }
     }
+    // Two tiles of rows of a type that is only read.
+    check(sweep, IQ4_XS, [256, 135], 129, 1.0);
     // Products of the weights alone would be infinite.
     extreme_weights(sweep, MXFP4, 1e36, 1e-30);
     planes(sweep);
 }
 
+/// Numbers of rows of types that are only read, whose encoders take long. Types that are packed need more rows for that.
+fn few_rows(i: usize) -> usize {
+    [17, 23][i % 2]
+}
+
 /// Weights that are too large for F16, or so small that it has few digits for them; in one row only, or in all.
 #[track_caller]
 fn extreme_weights(sweep: &Sweep, t: DType, scale: f32, of_columns: f32) {
-    let (k, m, n) = (t.block_len().max(128) * 2, 160, 66);
+    let (k, m, n) = (t.block_len().max(128) * 2, if packs(t) { 160 } else { few_rows(0) }, 66);
     let columns: Vec<_> = normal(26, k * n).into_iter().map(|v| v * of_columns).collect();
     for all in [false, true] {
-        let factors: Vec<_> = (0..m).map(|r| if all || r == 77 { scale } else { 1.0 }).collect();
+        let factors: Vec<_> = (0..m).map(|r| if all || r == m / 2 { scale } else { 1.0 }).collect();
         product(sweep, t, k, &factors, &columns, &format!("{t}, weights of {scale:e}, all: {all}"));
     }
 }
@@ -68,7 +74,7 @@ fn extreme_weights(sweep: &Sweep, t: DType, scale: f32, of_columns: f32) {
 #[track_caller]
 fn uneven_weights(sweep: &Sweep, t: DType, scale: f32) {
     let (block, n) = (t.block_len().max(32), 66);
-    let [k, m] = if packs(t) { packable(t, 4 * block) } else { [4 * block, 40] };
+    let [k, m] = if packs(t) { packable(t, 4 * block) } else { [4 * block, few_rows(1)] };
     let of_blocks = |i: usize, large: f32, small: f32| if i % k < block { large } else { small };
     let weights: Vec<_> =
         normal(27, k * m).iter().enumerate().map(|(i, w)| w * of_blocks(i, scale, scale / 256.0)).collect();
