@@ -13,7 +13,8 @@
 //           mul_mat_quantize: rounds rows of b to 8-bit codes in groups of 32 or 256 with a common scale, for the vector kernels of
 //                 block types and mul_mat_id;
 //           mul_mat_halves: rounds rows of b to F16 or BF16, for mul_mat_gemm.cu;
-//           mul_mat_quantize_tiles: as mul_mat_quantize, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
+//           mul_mat_quantize_tiles: as mul_mat_quantize, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu; gathers the
+//                 columns of experts;
 //           mul_mat_pack: converts rows of a block type in place to the packed layout, or back.
 // Limits:   b is F32, or quantised. Rows of a and of f32 columns are dense and may start at any address. They are fast if blocks are
 //           aligned to the natural alignment of their size, and rows of plain elements to 16 bytes. The quantised columns of a
@@ -169,15 +170,18 @@ extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
                  blockIdx.y * warps + threadIdx.x / 32, gridDim.y * warps);
 }
 
-// As QuantizeArgs, for tiles of 8 columns (mul_mat_mma.cuh).
+// As QuantizeArgs, for tiles of 8 columns (mul_mat_mma.cuh). With a table of experts' columns, planes are its groups.
 struct QuantizeTilesArgs {
     const u8 *b;
     u8 *quantized;
     Shape shape;
     u32 group;   // 32 or 256
     u32 pairs;   // 1: a lane's fragment has neighbouring words
-    u32 columns; // per plane: as many consecutive rows of b
+    u32 columns; // per plane: as many consecutive rows of b; with a table, slots per token
     u32 tiles;   // per plane
+    u64 table;   // byte offset of the table behind `quantized`; 0: none
+    u32 groups;  // of the table
+    u32 padding;
 };
 
 // Address of the word of codes of column `c` of a tile for elements 4 * word to 4 * word + 3 of 64.
@@ -218,10 +222,23 @@ __device__ __forceinline__ void quantize_tile(const QuantizeTilesArgs &args, con
 // Grid: x = columns of whole tiles, y as mul_mat_quantize.
 extern "C" __global__ void mul_mat_quantize_tiles(QuantizeTilesArgs args) {
     const u32 plane = blockIdx.x / (8 * args.tiles), column = blockIdx.x % (8 * args.tiles), k = args.shape.ne[0];
-    const bool missing = column >= args.columns;
-    u32 i1, i2, i3;
-    args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
-    const u8 *row = args.b + args.shape.row(i1, i2, i3);
+    bool missing;
+    const u8 *row = args.b;
+    if (args.table != 0) {
+        const u32 *table = (const u32 *)(args.quantized + args.table);
+        if (table[plane] >= NO_EXPERT) return; // its columns are not read
+        const u32 slot = table[args.groups + blockIdx.x];
+        missing = slot == NO_SLOT;
+        if (!missing) {
+            const u32 token = slot / args.columns, row_of_token = (slot - token * args.columns) % args.shape.ne[1];
+            row += args.shape.row(row_of_token, token, 0);
+        }
+    } else {
+        missing = column >= args.columns;
+        u32 i1, i2, i3;
+        args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
+        row += args.shape.row(i1, i2, i3);
+    }
     const u64 steps = args.group == 32 ? (k + 63) / 64 : k / 256, bytes = args.group == 32 ? TILE32_BYTES : TILE256_BYTES;
     u8 *tile = args.quantized + (plane * steps * args.tiles + column / 8) * bytes;
     const u32 lane = threadIdx.x % 32;

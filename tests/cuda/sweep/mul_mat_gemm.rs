@@ -29,7 +29,7 @@ pub(super) fn run(sweep: &Sweep) {
         check(sweep, t, [4112, 9], 33, 1e6);
     }
     for t in blocks() {
-        let least = t.block_len().max(96);
+        let least = 96usize.next_multiple_of(t.block_len());
         for (i, n) in COLUMNS.into_iter().enumerate() {
             // Packed types need some weights for that.
             let [k, m] = if packs(t) { packable(t, least) } else { [least, [70, 135][i % 2]] };
