@@ -158,14 +158,13 @@ extern "C" __global__ void __launch_bounds__(TILES_THREADS) moe_tiles(MoeTilesAr
     __shared__ u32 firsts[MAX_TILED_EXPERTS + 1]; // position of the expert's first slot
     __shared__ u32 parts[TILES_WARPS];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, before = (1u << lane) - 1, none = args.experts;
-    u32 *experts = (u32 *)(args.columns + args.table), *slots = experts + args.groups;
+    u32 *experts = (u32 *)(args.columns + args.table), *slots = experts + args.groups, *positions = slots + (args.groups << args.log2_width);
     for (u32 i = threadIdx.x; i < sizeof counts / 4; i += TILES_THREADS) ((u32 *)counts)[i] = 0;
     static_assert(NO_GROUP == NO_SLOT, "");
-    for (u32 i = threadIdx.x; i < args.groups + (args.groups << args.log2_width); i += TILES_THREADS) experts[i] = NO_SLOT;
+    const u32 words = args.groups + (args.groups << args.log2_width) + args.slots;
+    for (u32 i = threadIdx.x; i < words; i += TILES_THREADS) experts[i] = NO_SLOT;
     __syncthreads();
 
-    const u32 share = (args.slots + TILES_THREADS - 1) / TILES_THREADS * 32;
-    const u32 begin = min(warp * share, args.slots), end = min(begin + share, args.slots);
     for_slots_of_warp(args, [&](u32, u32 expert, u32 same) {
         if (same != 0 && (same & before) == 0) counts[warp][expert] += __popc(same);
     });
@@ -201,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(TILES_THREADS) moe_tiles(MoeTilesAr
             earlier = counts[warp][expert];
             const u32 position = firsts[expert] + earlier + __popc(same & before);
             slots[position] = slot;
+            if (expert < none) positions[slot] = position;
             if ((position & ((1u << args.log2_width) - 1)) == 0) experts[position >> args.log2_width] = expert < none ? expert : NO_EXPERT;
         }
         __syncwarp();

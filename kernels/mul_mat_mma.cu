@@ -34,15 +34,30 @@ __device__ __forceinline__ const u32 *slots_of(const TiledArgs &args, u32 group)
 }
 
 // Computes up to 128 rows and TILES times 8 columns from `column` on, which are zeros if there are no weights (`none`). The destination in
-// `of` is not used. All threads of the block must call this function.
-template <class T, int TILES>
+// `of` is not used. All threads of the block must call this function. SMALL: there is a loop of its own
+// for up to 8 columns, as the last group of an expert often has.
+template <class T, int TILES, bool SMALL>
 __device__ __forceinline__ void mma_multiply(const TiledArgs &args, const Matrices &of, u32 plane, bool none, u32 column,
                                              u64 step_bytes, u32 log2_split) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const u32 split = 1 << log2_split, part = warp & (split - 1), tiles = MMA_WARPS >> log2_split;
     const u32 first = (blockIdx.x * tiles + (warp >> log2_split)) * MMA_ROWS;
     float sums[TILES][4] = {};
-    if (first < of.m && !none) MmaDot<T>::template multiply<TILES>(of, first + g, step_bytes, part, split, sums);
+    if (first < of.m && !none) {
+        bool one_tile = false;
+        if constexpr (SMALL) {
+            const u32 *slots = slots_of<TILES>(args, plane);
+            one_tile = slots != nullptr ? slots[8] == NO_SLOT : of.n <= 8; // as mul_mat_quantize_tiles expects
+        }
+        if (SMALL && one_tile) {
+            float tile[1][4] = {};
+            MmaDot<T>::template multiply<1, 2>(of, first + g, step_bytes, part, split, tile);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) sums[0][i] = tile[0][i];
+        } else {
+            MmaDot<T>::template multiply<TILES>(of, first + g, step_bytes, part, split, sums);
+        }
+    }
     // By column, with a stride that makes the stores of a warp free of bank conflicts.
     __shared__ float parts[MMA_WARPS][8 * TILES][MMA_ROWS + 4];
 #pragma unroll
@@ -77,7 +92,7 @@ __device__ __forceinline__ void mma_multiply(const TiledArgs &args, const Matric
 }
 
 // Grid: x = groups of 128 >> log2_lanes rows, y = groups of TILES times 8 columns, z = planes.
-template <int TILES>
+template <int TILES, bool SMALL = false>
 __device__ __forceinline__ void mma_mat_mul(const TiledArgs &all) {
     const MulMatArgs &args = all.product;
     const u32 log2_split = args.log2_lanes;
@@ -102,7 +117,7 @@ __device__ __forceinline__ void mma_mat_mul(const TiledArgs &all) {
         for (u64 c = (u64)blockIdx.y * 8 * TILES; c < args.n; c += (u64)gridDim.y * 8 * TILES) {
             const Matrices of = {a, b + c * args.bs[0], nullptr, args.as[0], args.bs[0], args.ds[0], args.ds[1],
                                  args.k, args.m, (u32)(args.n - c)};
-            mma_multiply<TYPE, TILES>(all, of, plane, none, (u32)c, step_bytes, log2_split);
+            mma_multiply<TYPE, TILES, SMALL>(all, of, plane, none, (u32)c, step_bytes, log2_split);
         }
     }
 }
@@ -119,7 +134,7 @@ constexpr bool IS_SYMMETRIC_32<T, false> = !MmaScales<T>::AFFINE;
 ENTRY(mul_mat_mma1, MMA_THREADS, 2)(TiledArgs args) { mma_mat_mul<1>(args); }
 ENTRY(mul_mat_mma2, MMA_THREADS, TYPE::LEN == 32 ? 2 : 1)(TiledArgs args) { mma_mat_mul<2>(args); }
 // Of types with minima, two blocks would spill registers.
-ENTRY(mul_mat_mma4, MMA_THREADS, IS_SYMMETRIC_32<TYPE> ? 2 : 1)(TiledArgs args) { mma_mat_mul<4>(args); }
+ENTRY(mul_mat_mma4, MMA_THREADS, IS_SYMMETRIC_32<TYPE> ? 2 : 1)(TiledArgs args) { mma_mat_mul<4, true>(args); }
 // With 8 tiles, some targets would spill registers of K types.
 #define K_TYPE_q2_k 1
 #define K_TYPE_q3_k 1

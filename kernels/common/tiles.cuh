@@ -16,4 +16,5 @@ constexpr float MAGIC = 12582912.0f;
 //
 //     u32 experts[groups]        the expert of each group, NO_EXPERT for slots without one (id -1), or NO_GROUP behind the last group
 //     u32 slots[groups * WIDTH]  the slot of each position, or NO_SLOT
+//     u32 positions[slots]       the position of each slot, or NO_SLOT without an expert
 constexpr unsigned NO_GROUP = 0xffffffff, NO_EXPERT = 0xfffffffe, NO_SLOT = 0xffffffff;

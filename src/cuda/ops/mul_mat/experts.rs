@@ -36,7 +36,7 @@ impl KernelArguments for MoeTilesArgs {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
         let &MoeTilesArgs { table, ids, used, slots, groups, log2_width, .. } = self;
         let tokens = slots / used.max(1);
-        let bytes = table.saturating_add(table_bytes(groups, 1 << log2_width));
+        let bytes = table.saturating_add(table_bytes(groups, 1 << log2_width, slots.into()));
         Ok(vec![Access::one(0).along(used, ids[0]).along(tokens, ids[1]), Access::bytes(1, bytes)])
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn select(a: &TensorDesc, of: &ExpertGroups, on: &NodeOnGpu<'_>) -> R
     let group_bytes = tiles_bytes(k, group, of.tiles);
     let too_large = || on.unsupported("b is too large");
     let table = group_bytes.checked_mul(groups.into()).ok_or_else(too_large)?;
-    let bytes = table.checked_add(table_bytes(groups, width)).ok_or_else(too_large)?;
+    let bytes = table.checked_add(table_bytes(groups, width, of.slots.into())).ok_or_else(too_large)?;
     let ExpertGroups { used, slots, experts, tiles, slot_stride, .. } = *of;
 
     let args = MoeTilesArgs {
@@ -130,8 +130,10 @@ pub(super) fn select(a: &TensorDesc, of: &ExpertGroups, on: &NodeOnGpu<'_>) -> R
     };
     let pointers = [Ptr::Src(of.ids), Ptr::Columns, Ptr::ErrorWord];
     let sort = on.launch(("moe", "moe_tiles"), Grid::line(1, TILES_THREADS), &pointers, &args)?;
-    let columns = u64::from(groups) * u64::from(width);
-    let quantize = quantize_launch(a, on.shape(on.src(1)?)?, (used, tiles), columns, Some((table, groups)), on)?;
+    let b = on.src(1)?;
+    // Blocks for the rows, and for the missing columns of groups.
+    let rows = b.rows() as u64 + u64::from(groups);
+    let quantize = quantize_launch(a, on.shape(b)?, (used, tiles), rows, Some((table, groups)), on)?;
 
     // Most groups that have an expert.
     let others = u64::from(slots.div_ceil(width).max(experts.min(slots)));

@@ -39,7 +39,8 @@ impl KernelArguments for QuantizeTilesArgs {
             let planes = saturating_product(&rows) / u64::from(self.columns.max(1));
             tiles_bytes(k, self.group, self.tiles).saturating_mul(planes)
         } else {
-            self.table.saturating_add(table_bytes(self.groups, MMA_TILE_COLUMNS * self.tiles))
+            let slots = saturating_product(&[self.columns, self.b.ne[2]]);
+            self.table.saturating_add(table_bytes(self.groups, MMA_TILE_COLUMNS * self.tiles, slots))
         };
         Ok(vec![self.b.access(0).unaligned(), Access::bytes(1, bytes)])
     }
@@ -58,7 +59,7 @@ impl KernelArguments for TiledArgs {
         let MulMatArgs { k, m, n, planes, b2, r2, a, b, dst, .. } = self.product;
         if self.table != 0 {
             let weights = Access::run(0, &[k]).along(m, a[0]).along(b2, a[1]);
-            let columns = Access::bytes(1, self.table.saturating_add(table_bytes(planes, n)));
+            let columns = Access::bytes(1, self.table.saturating_add(table_bytes(planes, n, r2.into())));
             return Ok(vec![weights, columns, Access::one(2).along(m, dst[0]).along(r2, dst[1])]);
         }
         let [weights, _, result] = self.product.accesses();
@@ -75,8 +76,8 @@ pub(super) fn tiles_bytes(k: u32, group: u32, tiles: u32) -> u64 {
 }
 
 /// Bytes of a table of experts' columns: kernels/common/tiles.cuh.
-pub(super) fn table_bytes(groups: u32, width: u32) -> u64 {
-    4 * u64::from(groups) * (1 + u64::from(width))
+pub(super) fn table_bytes(groups: u32, width: u32, slots: u64) -> u64 {
+    4 * (u64::from(groups) * (1 + u64::from(width)) + slots)
 }
 
 /// The launches of the product of packed weights and planes of columns.
@@ -114,13 +115,13 @@ fn quantize_tiles(
     Ok((ColumnConversion { launch, table: None, bytes, column: 0, group: None }, Planes { b, ..planes }))
 }
 
-/// The launch that quantises rows `b` to `columns` columns in tiles, missing ones included. A plane has `of_plane` rows in so many tiles; with a
-/// table, at a byte offset and of so many groups, these are the slots of a token and the tiles of a group.
+/// The launch that quantises rows `b` to tiles, by blocks for `rows` rows. A plane has `of_plane.0` rows in `of_plane.1` tiles, whose missing
+/// columns count as rows. With a table, at a byte offset and of so many groups, these are the slots of a token and the tiles of a group.
 pub(super) fn quantize_launch(
     a: &TensorDesc,
     b: Shape,
     of_plane: (u32, u32),
-    columns: u64,
+    rows: u64,
     table: Option<(u64, u32)>,
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
@@ -136,7 +137,7 @@ pub(super) fn quantize_launch(
         groups,
         padding: 0,
     };
-    let grid = quantize_grid(columns, b.ne[0] as usize, group);
+    let grid = quantize_grid(rows, b.ne[0] as usize, group);
     on.launch(("mul_mat", "mul_mat_quantize_tiles"), grid, &[Ptr::Src(1), Ptr::Columns], &args)
 }
 
