@@ -1,14 +1,19 @@
-// Mixture of experts, fused: the router of a token, and the weighted sum of the experts' results.
+// Mixture of experts: the router of a token and the weighted sum of the experts' results, fused; and the table of the experts' columns for
+// MUL_MAT_ID with many tokens.
 //
 // Variants: moe_route  p = softmax(scale logits); ids = p sorted, largest first (NaN and ties as sort.cu); w = p[ids] of the first
 //                      `used` ids; sum of w, clamped; y = w / sum. One warp per token, up to 256 experts, of which up to 32 are
 //                      used. All intermediate results are written as if each op ran alone;
-//           moe_sum    y = x[0] w[0] + x[1] w[1] + ... for each token, added in this order, each step rounded as if it ran alone.
-// Limits:   contiguous F32 and I32. y of moe_route may be w; p may be the logits.
+//           moe_sum    y = x[0] w[0] + x[1] w[1] + ... for each token, added in this order, each step rounded as if it ran alone;
+//           moe_tiles  sorts the slots of all tokens by expert (common/tiles.cuh). One block: a stable counting sort, so that results do
+//                      not depend on the order in which threads run. Up to 512 experts and 65536 slots.
+// Limits:   contiguous F32 and I32, ids of moe_tiles at any strides. y of moe_route may be w; p may be the logits. An id out of range is
+//           reported as an error, and its slot has no position.
 // Floor:    each tensor is read or written once.
 #include "common/abi.cuh"
 #include "common/reduce.cuh"
 #include "common/sort_key.cuh"
+#include "common/tiles.cuh"
 
 constexpr u32 MAX_EXPERTS = 256, ROUTE_WARPS = 4, EACH = MAX_EXPERTS / 32;
 
@@ -101,4 +106,106 @@ extern "C" __global__ void __launch_bounds__(256) moe_sum(MoeSumArgs args) {
         for (u32 e = 1; e < args.used; e++) sum = __fadd_rn(sum, __fmul_rn(x[(u64)e * args.n], w[e]));
         args.y[(u64)token * args.n + k] = sum;
     }
+}
+
+constexpr u32 TILES_THREADS = 1024, TILES_WARPS = TILES_THREADS / 32, MAX_TILED_EXPERTS = 512;
+
+struct MoeTilesArgs {
+    const u8 *ids;
+    u8 *columns;
+    u32 *error_word;
+    u64 table;          // byte offset of the table behind `columns`
+    u64 is[2];          // byte strides of the ids
+    u32 experts, used;
+    u32 slots, groups;  // of the table: enough for any ids
+    u32 log2_width;     // positions of a group: 3 to 6
+    u32 padding;
+};
+
+// Calls f for each slot of this warp with its expert, which `expert_of` returns, and with the lanes whose slots have the same expert; with no
+// lanes if the slot gets no position, because its expert is neither one of args.experts nor that number, none. All lanes call f together.
+template <class E, class F>
+__device__ __forceinline__ void for_slots_of_warp(const MoeTilesArgs &args, E expert_of, F f) {
+    const u32 share = (args.slots + TILES_THREADS - 1) / TILES_THREADS * 32, none = args.experts;
+    const u32 begin = min(threadIdx.x / 32 * share, args.slots), end = min(begin + share, args.slots);
+#pragma unroll 1
+    for (u32 first = begin; first < end; first += 32) {
+        const u32 slot = first + threadIdx.x % 32;
+        const u32 expert = slot < end ? expert_of(slot) : NO_SLOT;
+        u32 same = __ballot_sync(0xffffffff, expert <= none);
+#pragma unroll 1
+        for (u32 bit = 1; bit <= none; bit *= 2) {
+            const u32 with = __ballot_sync(0xffffffff, (expert & bit) != 0);
+            same &= expert & bit ? with : ~with;
+        }
+        f(slot, expert, expert <= none ? same : 0);
+        __syncwarp();
+    }
+}
+
+// Grid: one block. Each warp sorts consecutive slots, and slots of warps come in the order of the warps.
+extern "C" __global__ void __launch_bounds__(TILES_THREADS) moe_tiles(MoeTilesArgs args) {
+    // By warp and expert, the last one for slots without an expert: the number of slots, then of those before. At most 63488 come before
+    // a warp's.
+    __shared__ __align__(4) u16 counts[TILES_WARPS][MAX_TILED_EXPERTS + 2];
+    __shared__ u32 firsts[MAX_TILED_EXPERTS + 1]; // position of the expert's first slot
+    __shared__ u32 parts[TILES_WARPS];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, before = (1u << lane) - 1, none = args.experts;
+    u32 *experts = (u32 *)(args.columns + args.table), *slots = experts + args.groups, *positions = slots + (args.groups << args.log2_width);
+    for (u32 i = threadIdx.x; i < sizeof counts / 4; i += TILES_THREADS) ((u32 *)counts)[i] = 0;
+    static_assert(NO_GROUP == NO_SLOT, "");
+    const u32 words = args.groups + (args.groups << args.log2_width);
+    for (u32 i = threadIdx.x; i < words; i += TILES_THREADS) experts[i] = NO_SLOT;
+    __syncthreads();
+
+    // Ids are read once: another queue of their owner may change them meanwhile, and positions that the counts do not cover would be out of
+    // bounds. The expert of a slot is kept where its position will be, by the same thread.
+    const auto read_id = [&](u32 slot) {
+        const u32 token = slot / args.used;
+        const u32 id = *(const u32 *)(args.ids + (slot - token * args.used) * args.is[0] + token * args.is[1]);
+        const u32 expert = id < none ? id : id == 0xffffffff ? none : NO_SLOT;
+        if (expert == NO_SLOT) report_bad_index(args.error_word, 30);
+        return positions[slot] = expert;
+    };
+    for_slots_of_warp(args, read_id, [&](u32, u32 expert, u32 same) {
+        if (same != 0 && (same & before) == 0) counts[warp][expert] += __popc(same);
+    });
+    __syncthreads();
+
+    // One thread for each expert: prefix sums over warps, then over the groups of experts.
+    u32 total = 0;
+    if (threadIdx.x <= none) {
+#pragma unroll 8
+        for (u32 w = 0; w < TILES_WARPS; w++) {
+            const u32 count = counts[w][threadIdx.x];
+            counts[w][threadIdx.x] = total;
+            total += count;
+        }
+    }
+    const u32 groups = (total + (1u << args.log2_width) - 1) >> args.log2_width;
+    u32 sum = groups;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffff, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) parts[warp] = sum;
+    __syncthreads();
+    u32 groups_before = sum - groups;
+    for (u32 w = 0; w < warp; w++) groups_before += parts[w];
+    if (threadIdx.x <= none) firsts[threadIdx.x] = groups_before << args.log2_width;
+    __syncthreads();
+
+    for_slots_of_warp(args, [&](u32 slot) { return positions[slot]; }, [&](u32 slot, u32 expert, u32 same) {
+        u32 earlier = 0;
+        if (same != 0) {
+            earlier = counts[warp][expert];
+            const u32 position = firsts[expert] + earlier + __popc(same & before);
+            slots[position] = slot;
+            positions[slot] = expert < none ? position : NO_SLOT;
+            if ((position & ((1u << args.log2_width) - 1)) == 0) experts[position >> args.log2_width] = expert < none ? expert : NO_EXPERT;
+        }
+        __syncwarp();
+        if (same != 0 && (same & before) == 0) counts[warp][expert] = earlier + __popc(same);
+    });
 }

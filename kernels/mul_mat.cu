@@ -14,6 +14,7 @@
 //                 block types and mul_mat_id;
 //           mul_mat_halves: rounds rows of b to F16 or BF16, for mul_mat_gemm.cu and mul_mat_gemm_blocks.cu;
 //           mul_mat_quantize_tiles: as mul_mat_quantize, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
+//                 those of a token for each of its experts;
 //           mul_mat_pack: converts rows of a block type in place to the packed layout, or back.
 // Limits:   b is F32, or quantised. Rows of a and of f32 columns are dense and may start at any address. They are fast if blocks are
 //           aligned to the natural alignment of their size, and rows of plain elements to 16 bytes. The quantised columns of a
@@ -171,15 +172,18 @@ extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
                  blockIdx.y * warps + threadIdx.x / 32, gridDim.y * warps);
 }
 
-// As QuantizeArgs, for tiles of 8 columns (mul_mat_mma.cuh).
+// As QuantizeArgs, for tiles of 8 columns (mul_mat_mma.cuh). With a table of experts' columns (common/tiles.cuh), planes are its groups.
 struct QuantizeTilesArgs {
     const u8 *b;
     u8 *quantized;
     Shape shape;
     u32 group;   // 32 or 256
     u32 pairs;   // 1: a lane's fragment has neighbouring words
-    u32 columns; // per plane: as many consecutive rows of b
+    u32 columns; // per plane: as many consecutive rows of b; with a table, slots per token
     u32 tiles;   // per plane
+    u64 table;   // byte offset of the table behind `quantized`; 0: none
+    u32 groups;  // of the table
+    u32 padding;
 };
 
 // Address of the word of codes of column `c` of a tile for elements 4 * word to 4 * word + 3 of 64.
@@ -188,16 +192,15 @@ __device__ __forceinline__ u32 fragment_at(u32 c, u32 word, u32 pairs) {
     return 16 * (4 * c + t) + word / 8 * 8 + second * 4;
 }
 
-// One warp quantises 128 or 256 elements of a row to column `c` of its tiles, of which the first is `tile`. A missing row is zeros.
+// Stores the elements that a warp has quantised, from `first` on, to column `c` of its tiles, of which the first is `tile`.
 template <bool LARGE>
-__device__ __forceinline__ void quantize_tile(const QuantizeTilesArgs &args, const u8 *row, bool missing, u8 *tile, u32 c, u32 first,
+__device__ __forceinline__ void store_to_tile(const QuantizeTilesArgs &args, const QuantizedPiece<LARGE> &piece, u8 *tile, u32 c, u32 first,
                                               u32 lane) {
     const u32 k = args.shape.ne[0];
-    const QuantizedPiece<LARGE> piece(row, missing ? 0 : k, first, lane);
     if (LARGE) {
         u8 *to = tile + (u64)(first / 256) * args.tiles * TILE256_BYTES, *behind = to + 4 * FRAGMENT_BYTES;
 #pragma unroll
-        for (u32 v = 0; v < 2; v++) {
+        for (u32 v = 0; v < piece.VECTORS; v++) {
             const u32 word = 32 * v + lane; // of 64, in four fragments
             *(u32 *)(to + word / 16 * FRAGMENT_BYTES + fragment_at(c, word % 16, args.pairs)) = piece.codes[v];
             const u32 s = lane / 4; // number of the sum among eight
@@ -217,20 +220,53 @@ __device__ __forceinline__ void quantize_tile(const QuantizeTilesArgs &args, con
     }
 }
 
-// Grid: x = columns of whole tiles, y as mul_mat_quantize.
+// One warp quantises 128 or 256 elements of row number blockIdx.x.
+template <bool LARGE>
+__device__ __forceinline__ void quantize_to_tiles(const QuantizeTilesArgs &args, u32 first, u32 lane) {
+    const u32 k = args.shape.ne[0], width = 8 * args.tiles;
+    const u64 steps = LARGE ? k / 256 : (k + 63) / 64, bytes = LARGE ? TILE256_BYTES : TILE32_BYTES;
+    auto tile_of = [&](u32 plane, u32 column) { return args.quantized + (plane * steps * args.tiles + column / 8) * bytes; };
+    if (args.table == 0) {
+        const u32 plane = blockIdx.x / width, column = blockIdx.x % width;
+        const bool missing = column >= args.columns;
+        u32 i1, i2, i3;
+        args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
+        // A missing row is zeros.
+        const QuantizedPiece<LARGE> piece(args.b + args.shape.row(i1, i2, i3), missing ? 0 : k, first, lane);
+        store_to_tile(args, piece, tile_of(plane, column), column % 8, first, lane);
+        return;
+    }
+    const u32 *experts = (const u32 *)(args.quantized + args.table), *slots = experts + args.groups;
+    const u32 rows = args.shape.ne[1], all_rows = rows * args.shape.ne[2];
+    if (blockIdx.x < all_rows) {
+        // The row may be a column of several experts.
+        const u32 token = blockIdx.x / rows, row = blockIdx.x - token * rows, *positions = slots + args.groups * width;
+        const QuantizedPiece<LARGE> piece(args.b + args.shape.row(row, token, 0), k, first, lane);
+#pragma unroll 1
+        for (u32 e = row; e < args.columns; e += rows) {
+            const u32 position = positions[token * args.columns + e], column = position & (width - 1);
+            if (position != NO_SLOT) store_to_tile(args, piece, tile_of(position / width, column), column % 8, first, lane);
+        }
+        return;
+    }
+    // Missing columns are zeros in the tiles that are read: with four tiles, only the first one if that has all slots.
+    const u32 group = blockIdx.x - all_rows;
+    if (experts[group] >= NO_EXPERT) return;
+    const u32 *of_group = slots + group * width, end = args.tiles == 4 && of_group[8] == NO_SLOT ? 8 : width;
+    const QuantizedPiece<LARGE> zeros(args.b, 0, first, lane);
+#pragma unroll 1
+    for (u32 column = end; column-- > 0 && of_group[column] == NO_SLOT;) {
+        store_to_tile(args, zeros, tile_of(group, column), column % 8, first, lane);
+    }
+}
+
+// Grid: x = columns of whole tiles, or rows of b and then groups of the table; y as mul_mat_quantize.
 extern "C" __global__ void mul_mat_quantize_tiles(QuantizeTilesArgs args) {
-    const u32 plane = blockIdx.x / (8 * args.tiles), column = blockIdx.x % (8 * args.tiles), k = args.shape.ne[0];
-    const bool missing = column >= args.columns;
-    u32 i1, i2, i3;
-    args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
-    const u8 *row = args.b + args.shape.row(i1, i2, i3);
-    const u64 steps = args.group == 32 ? (k + 63) / 64 : k / 256, bytes = args.group == 32 ? TILE32_BYTES : TILE256_BYTES;
-    u8 *tile = args.quantized + (plane * steps * args.tiles + column / 8) * bytes;
     const u32 lane = threadIdx.x % 32;
     if (args.group == 32) {
-        for_each_piece_of_grid(k, 128, [&](u32 first) { quantize_tile<false>(args, row, missing, tile, column % 8, first, lane); });
+        for_each_piece_of_grid(args.shape.ne[0], 128, [&](u32 first) { quantize_to_tiles<false>(args, first, lane); });
     } else {
-        for_each_piece_of_grid(k, 256, [&](u32 first) { quantize_tile<true>(args, row, missing, tile, column % 8, first, lane); });
+        for_each_piece_of_grid(args.shape.ne[0], 256, [&](u32 first) { quantize_to_tiles<true>(args, first, lane); });
     }
 }
 

@@ -274,7 +274,7 @@ struct MmaDot<T, true> {
         }
     }
 
-    template <int TILES>
+    template <int TILES, int = 1>
     static __device__ __forceinline__ void multiply(const Matrices &of, u32 row, u64 step_bytes, u32 part, u32 split,
                                                     float (&sums)[TILES][4]) {
         const u32 blocks = of.k / T::LEN;

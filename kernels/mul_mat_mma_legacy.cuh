@@ -182,10 +182,10 @@ struct MmaDot<T, false> {
         }
     }
 
-    template <int TILES>
+    // BLOCKS: of a step; more would not fit the registers.
+    template <int TILES, int BLOCKS = TILES == 1 ? 4 : 2>
     static __device__ __forceinline__ void multiply(const Matrices &of, u32 row, u64 step_bytes, u32 part, u32 split,
                                                     float (&sums)[TILES][4]) {
-        constexpr u32 BLOCKS = TILES == 1 ? 4 : 2; // of a step; more would not fit the registers
         const u32 lane = threadIdx.x % 32, t = lane % 4, blocks = of.k / T::LEN, whole = blocks / BLOCKS * BLOCKS;
         RowPair<T> rows(of, row, BLOCKS * part);
         const u8 *tiles = of.b + BLOCKS / 2 * part * step_bytes;

@@ -381,7 +381,9 @@ STACK_FRAMES = {
     # One spilled register, on sm_120.
     "binary_f16_f32_f32": 8, "binary_bf16_f32_f32": 8,
     # Spilled registers, on sm_103 and sm_120.
-    "mul_mat_mma4_q3_k": 144, "mul_mat_mma4_q6_k": 80,
+    "mul_mat_mma4_q3_k": 112, "mul_mat_mma4_q6_k": 104, "mul_mat_mma4_iq4_nl": 8, "mul_mat_mma4_mxfp4": 16,
+    # So that two blocks fit a multiprocessor.
+    "mul_mat_mma4_q5_0": 16,
 }  # fmt: skip
 
 

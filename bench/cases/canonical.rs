@@ -48,6 +48,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(passes(s, 1));
     cases.extend([F16, Q4_K].map(|t| layers(s, t, 1, 1)));
+    cases.push(experts(Q4_K));
     cases.push(router());
     cases.push(expert_sum(s));
     cases
@@ -55,6 +56,41 @@ pub fn canonical() -> Vec<Case> {
 
 /// A mixture of experts: their number, and how many of them a token uses.
 const MIXTURE: [usize; 2] = [128, 8];
+
+/// Columns and rows of the weights of one of its experts, for gate and up.
+const EXPERT_SIZES: [usize; 2] = [2048, 768];
+
+/// A product with the experts of a mixture for a prompt, whose tokens choose them at random.
+fn experts(t: DType) -> Case {
+    let ([experts, used], [k, m]) = (MIXTURE, EXPERT_SIZES);
+    let weights = bytes(t, k * m * experts);
+    Case {
+        op: "MUL_MAT_ID",
+        dtype: t.to_string(),
+        shape: format!("{experts}x{m}x{k}, {used} used, by {PROMPT}"),
+        read: weights + 4 * k * PROMPT,
+        written: 4 * m * used * PROMPT,
+        ops: 2 * k * m * used * PROMPT,
+        kind: kind(t),
+        cold: true,
+        sets: 1,
+        build: Box::new(move |d| {
+            let a = d.values(t, [k, m, experts, 1])?;
+            // A token uses experts at an odd distance: they differ.
+            let mut state = 11u64;
+            let mut below = |n: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % n
+            };
+            let of_token =
+                |(first, step): (usize, usize)| (0..used).map(move |e| (first + e * (2 * step + 1)) % experts);
+            let ids = (0..PROMPT).map(|_| (below(experts), below(experts / 2))).flat_map(of_token).collect();
+            let ids = d.leaf(I32, [used, PROMPT, 1, 1], Content::Indices(ids))?;
+            let x = d.values(F32, [k, 1, PROMPT, 1])?;
+            d.b.node(MulMat::BY_ID, &[Some(a), Some(x), Some(ids)]).map(drop)
+        }),
+    }
+}
 
 /// The router of a mixture of experts, for one token.
 fn router() -> Case {

@@ -259,9 +259,14 @@ fn check_all(
     scratch: u64,
 ) -> Result<(), String> {
     let converting = columns.as_mut().map(|columns| std::mem::take(&mut columns.launch.accesses)).unwrap_or_default();
+    let table = columns.as_mut().and_then(|columns| columns.table.as_mut());
+    let tabulating = table.map(|table| std::mem::take(&mut table.launch.accesses)).unwrap_or_default();
     let shared = SharedMemory { scratch, columns: columns.as_ref(), result_columns: 0 };
     if let Some(columns) = shared.columns {
         check_accesses(&columns.launch, &converting, node, shared)?;
+        if let Some(table) = &columns.table {
+            check_accesses(&table.launch, &tabulating, node, shared)?;
+        }
     }
     launches.iter_mut().try_for_each(|launch| check_launch(launch, node, shared))
 }

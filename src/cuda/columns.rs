@@ -46,8 +46,10 @@ impl Placed {
 struct Conversion {
     source: Placed,
     launch: KernelLaunch,
-    /// Index of that launch, unless the launch that computes the source writes the columns.
-    index: Option<usize>,
+    /// The launch that writes the table of the columns, if there is one, and its source.
+    table: Option<(KernelLaunch, Placed)>,
+    /// Indices of these launches; none if the launch that computes the source writes the columns.
+    launches: Range<usize>,
     bytes: u64,
     /// Indices of the launch that writes the result and of the last one that reads it.
     used: RangeInclusive<usize>,
@@ -66,7 +68,7 @@ struct Producer {
 #[derive(Default)]
 pub(super) struct ConvertedColumns {
     all: Vec<Conversion>,
-    /// Those whose source is unchanged, by number.
+    /// Those whose sources are unchanged, by number.
     current: Vec<usize>,
     /// Those whose result is unchanged.
     producers: Vec<Producer>,
@@ -78,15 +80,28 @@ pub(super) enum ColumnSource {
     Shared,
     /// The launch of this index writes them if it is replaced. Under the condition, they need a launch, the next one.
     Replace(usize, KernelLaunch, Option<(LayoutCondition, KernelLaunch)>),
-    /// They need a launch, the next one.
-    Launch(KernelLaunch),
+    /// They need launches, the next ones: that of their table, if they have one, and that of the conversion.
+    Launches(Option<KernelLaunch>, KernelLaunch),
 }
 
 impl ConvertedColumns {
-    /// The number of a conversion of `source`, and where it comes from. The launches from index `next` on read it.
-    pub(super) fn add(&mut self, source: Placed, conversion: ColumnConversion, next: usize) -> (usize, ColumnSource) {
-        let ColumnConversion { launch, bytes, group, .. } = conversion;
-        let same = |of: &Conversion| of.source.place == source.place && of.launch.is_same(&launch);
+    /// The number of a conversion of `source`, and where it comes from. `tabulated` is the source of its table. The launches from index
+    /// `next` on read it.
+    pub(super) fn add(
+        &mut self,
+        source: Placed,
+        tabulated: Option<Placed>,
+        conversion: ColumnConversion,
+        next: usize,
+    ) -> (usize, ColumnSource) {
+        let ColumnConversion { launch, table, bytes, group, .. } = conversion;
+        let table = table.map(|table| table.launch).zip(tabulated);
+        let same_table = |of: &Conversion| match (&of.table, &table) {
+            (None, None) => true,
+            (Some((a, from)), Some((b, other))) => from.place == other.place && a.is_same(b),
+            _ => false,
+        };
+        let same = |of: &Conversion| of.source.place == source.place && of.launch.is_same(&launch) && same_table(of);
         if let Some(&number) = self.current.iter().find(|&&number| self.all.get(number).is_some_and(same)) {
             return (number, ColumnSource::Shared);
         }
@@ -95,17 +110,22 @@ impl ConvertedColumns {
         let producer = self.producers.iter_mut().filter(|producer| producer.result.has_elements_of(&source));
         let replaced =
             producer.into_iter().find_map(|producer| Some((producer.replacements.iter().position(fits)?, producer)));
-        let (first, index, from) = match replaced {
+        let (first, launches, from) = match replaced {
             Some((position, producer)) => {
                 let replacement = producer.replacements.swap_remove(position).launch;
                 // One form for each launch.
                 producer.replacements.clear();
                 let otherwise = producer.unless.clone().map(|condition| (condition, launch.clone()));
-                (producer.index, None, ColumnSource::Replace(producer.index, replacement, otherwise))
+                (producer.index, next..next, ColumnSource::Replace(producer.index, replacement, otherwise))
             }
-            None => (next, Some(next), ColumnSource::Launch(launch.clone())),
+            None => {
+                let before = table.as_ref().map(|(launch, _)| launch.clone());
+                let launches = next..next + 1 + usize::from(before.is_some());
+                (next, launches, ColumnSource::Launches(before, launch.clone()))
+            }
         };
-        self.all.push(Conversion { source, launch, index, bytes, used: first..=next });
+        let last = launches.end.saturating_sub(1).max(next);
+        self.all.push(Conversion { source, launch, table, launches, bytes, used: first..=last });
         if self.current.len() == MAX_CURRENT {
             self.current.remove(0);
         }
@@ -113,17 +133,20 @@ impl ConvertedColumns {
         (number, from)
     }
 
-    /// Records that the launch of an index reads a conversion. Returns the index of the launch that converts.
-    pub(super) fn use_at(&mut self, number: usize, index: usize) -> Option<usize> {
-        let conversion = self.all.get_mut(number)?;
+    /// Records that the launch of an index reads a conversion. Returns the indices of the launches that convert.
+    pub(super) fn use_at(&mut self, number: usize, index: usize) -> Range<usize> {
+        let Some(conversion) = self.all.get_mut(number) else { return 0..0 };
         conversion.used = *conversion.used.start()..=index.max(*conversion.used.end());
-        conversion.index
+        conversion.launches.clone()
     }
 
     /// Records that a launch writes a tensor.
     pub(super) fn overwrite(&mut self, written: &Placed) {
         let all = &self.all;
-        self.current.retain(|&number| all.get(number).is_some_and(|of| !of.source.overlaps(written)));
+        let overlaps = |of: &Conversion| {
+            of.source.overlaps(written) || of.table.as_ref().is_some_and(|(_, source)| source.overlaps(written))
+        };
+        self.current.retain(|&number| all.get(number).is_some_and(|of| !overlaps(of)));
         self.producers.retain(|producer| !producer.result.overlaps(written));
     }
 

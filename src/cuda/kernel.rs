@@ -236,12 +236,21 @@ pub(super) struct QuantizingLaunch {
 /// A launch that converts source 1 of a product to [`Ptr::Columns`]. Products of the same columns share it.
 pub(super) struct ColumnConversion {
     pub(super) launch: KernelLaunch,
+    /// What gathers the columns.
+    pub(super) table: Option<ColumnTable>,
     /// Bytes of the result.
     pub(super) bytes: u64,
     /// Bytes of a converted column; 0 if columns are interleaved in tiles.
     pub(super) column: u64,
     /// Elements per scale of quantised columns.
     pub(super) group: Option<usize>,
+}
+
+/// A launch before a [`ColumnConversion`] that writes a table behind the columns, by which they are gathered.
+pub(super) struct ColumnTable {
+    pub(super) launch: KernelLaunch,
+    /// The number of the source from which the table is made.
+    pub(super) source: usize,
 }
 
 /// The launches of a node whose weights are packed (see `layout`), in the scratch memory of [`NodeLaunches::scratch`]. If the launches run

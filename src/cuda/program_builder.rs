@@ -133,6 +133,8 @@ impl<'a> ProgramBuilder<'a> {
         let operands = srcs.iter().map(|id| id.map(|id| self.placed(id)).transpose()).collect::<Result<Vec<_>, _>>()?;
         let at = (dst.place, std::array::from_fn(|i| Some(operands.get(i)?.as_ref()?.place)));
         let source = operands.get(1).copied().flatten();
+        let tabulated =
+            |of: &Option<ColumnConversion>| operands.get(of.as_ref()?.table.as_ref()?.source).copied().flatten();
         // Weights that the launches can read packed; everything else is in rows.
         let spans = packed.as_ref().and_then(|packed| self.add_packable(packed, &operands));
         let is_fused = nodes.len() > 1;
@@ -162,10 +164,11 @@ impl<'a> ProgramBuilder<'a> {
                 let [is_packed, is_not] = [true, false].map(|packed| LayoutCondition { spans: spans.clone(), packed });
                 let with = |condition: &LayoutCondition| when.iter().chain([condition]).cloned().collect::<Vec<_>>();
                 let time = if when.is_empty() { time_of(&packed.launches) } else { Duration::ZERO };
-                let columns_if_packed = self.convert(source, packed.columns, at, LAUNCH_TIME);
+                let sources = (source, tabulated(&packed.columns));
+                let columns_if_packed = self.convert(sources, packed.columns, at, LAUNCH_TIME);
                 // Weights are rarely in rows: no other launch also writes the columns for them.
                 let columns = columns.map(|conversion| ColumnConversion { group: None, ..conversion });
-                let columns = self.convert(source, columns, at, Duration::ZERO);
+                let columns = self.convert((source, tabulated(&columns)), columns, at, Duration::ZERO);
                 self.push(packed.launches, &with(&is_packed), at, columns_if_packed, time);
                 let last = self.launches.len().checked_sub(1);
                 if is_fused {
@@ -177,7 +180,7 @@ impl<'a> ProgramBuilder<'a> {
             }
             _ => {
                 let time = if when.is_empty() { time_of(&launches) } else { Duration::ZERO };
-                let columns = self.convert(source, columns, at, LAUNCH_TIME);
+                let columns = self.convert((source, tabulated(&columns)), columns, at, LAUNCH_TIME);
                 self.push(launches, when, at, columns, time);
                 self.launches.len().checked_sub(1).map(|last| (last, None))
             }
@@ -221,7 +224,7 @@ impl<'a> ProgramBuilder<'a> {
         for launch in launches.into_iter().filter(|launch| !launch.is_empty()) {
             if let Some(number) = columns {
                 let converting = self.columns.use_at(number, self.launches.len());
-                if let Some(of) = converting.and_then(|index| self.launches.get_mut(index)) {
+                for of in self.launches.get_mut(converting).unwrap_or_default() {
                     of.when.add_alternative(when);
                 }
             }
@@ -250,15 +253,16 @@ impl<'a> ProgramBuilder<'a> {
         });
     }
 
-    /// The number of the converted columns of a product, whose operands are at `at`, if it needs any. `time` is that of a launch.
+    /// The number of the converted columns of a product, whose operands are at `at`, if it needs any. `sources` are those of the columns and
+    /// of their table; `time` is that of a launch.
     fn convert(
         &mut self,
-        source: Option<Placed>,
+        (source, tabulated): (Option<Placed>, Option<Placed>),
         conversion: Option<ColumnConversion>,
         at: Places,
         time: Duration,
     ) -> Option<usize> {
-        let (number, from) = self.columns.add(source?, conversion?, self.launches.len());
+        let (number, from) = self.columns.add(source?, tabulated, conversion?, self.launches.len());
         match from {
             ColumnSource::Shared => {}
             ColumnSource::Replace(index, launch, otherwise) => {
@@ -269,9 +273,11 @@ impl<'a> ProgramBuilder<'a> {
                     self.push(vec![launch], &[condition], at, Some(number), Duration::ZERO);
                 }
             }
-            // Runs if a launch that reads the columns does.
-            ColumnSource::Launch(launch) => {
-                self.push_launch(launch, LaunchCondition::default(), at, Some(number), time)
+            // They run if a launch that reads the columns does.
+            ColumnSource::Launches(table, launch) => {
+                for launch in table.into_iter().chain([launch]) {
+                    self.push_launch(launch, LaunchCondition::default(), at, Some(number), time);
+                }
             }
         }
         Some(number)

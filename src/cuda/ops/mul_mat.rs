@@ -3,8 +3,10 @@
 //!
 //! Few columns of b (decoding) use the vector kernels; from compute capability 8.0 on, more columns use tensor cores without staging, and
 //! more than 32 (64 of packed weights) the GEMM (`gemm`). For block types, the former two multiply 8-bit codes: a launch before them quantises b.
+//! MUL_MAT_ID with many tokens multiplies all columns of an expert at a time (`experts`).
 
 mod arguments;
+mod experts;
 mod gemm;
 mod mma;
 pub(super) mod planes;
@@ -67,6 +69,9 @@ const MMA_TILE_COLUMNS: u32 = 8;
 const MAX_MMA_COLUMNS: u32 = 64;
 const MAX_MMA_COLUMNS_K: u32 = 32;
 
+/// The source of MUL_MAT_ID that selects the experts.
+const IDS: u8 = 2;
+
 pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
     if a.is_empty() {
@@ -107,7 +112,11 @@ pub(super) struct Weights<'a> {
 /// The launches for weights in a layout.
 fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
-    if !op.by_id {
+    if op.by_id {
+        if let Some(groups) = experts::ExpertGroups::of(a, IDS, layout, on)? {
+            return experts::select(a, &groups, on);
+        }
+    } else {
         let planes = Planes::of_scratch(a, b, on)?;
         if gemm::applies(op, a, &planes, layout, on)? {
             return gemm::select(a, layout, on);
@@ -118,7 +127,7 @@ fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeL
     }
     let (columns, conversion) = columns_of(on)?;
     let launch = if op.by_id {
-        mul_mat_id_launch(a, &columns, layout, (2, None, 0), on)?
+        mul_mat_id_launch(a, &columns, layout, (IDS, None, 0), on)?
     } else {
         mul_mat_launch(&Weights { desc: a, at: Ptr::Src(0), layout }, &columns, Ptr::Dst, on)?
     };
@@ -247,8 +256,13 @@ pub(super) fn convert_columns(
         ColumnForm::Quantized => on.launch(entry, grid, &pointers, &QuantizeColumnsArgs(args))?,
         ColumnForm::Widened => on.launch(entry, grid, &pointers, &args)?,
     };
-    let conversion =
-        ColumnConversion { launch, bytes, column, group: (form == ColumnForm::Quantized).then_some(group) };
+    let conversion = ColumnConversion {
+        launch,
+        table: None,
+        bytes,
+        column,
+        group: (form == ColumnForm::Quantized).then_some(group),
+    };
     Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
 }
 

@@ -3,7 +3,7 @@
 use super::super::access::{Access, KernelArguments};
 use super::super::columns::{ColumnSource, ConvertedColumns, Placed};
 use super::super::driver::Gpu;
-use super::super::kernel::{ColumnConversion, Grid, KernelLaunch, Ptr, QuantizingLaunch};
+use super::super::kernel::{ColumnConversion, ColumnTable, Grid, KernelLaunch, Ptr, QuantizingLaunch};
 use super::{LaunchCondition, LayoutCondition};
 use crate::graph::SlotOffset;
 use crate::ops::OpCode;
@@ -120,11 +120,11 @@ fn add(
     group: Option<usize>,
     next: usize,
 ) -> (usize, String) {
-    let (number, from) =
-        columns.add(source, ColumnConversion { launch: launch(blocks), bytes: 100, column: 0, group }, next);
+    let conversion = ColumnConversion { launch: launch(blocks), table: None, bytes: 100, column: 0, group };
+    let (number, from) = columns.add(source, None, conversion, next);
     let from = match from {
         ColumnSource::Shared => "shared".to_owned(),
-        ColumnSource::Launch(launch) => format!("launch {}", launch.blocks()),
+        ColumnSource::Launches(_, launch) => format!("launch {}", launch.blocks()),
         ColumnSource::Replace(index, launch, None) => format!("{index} is {}", launch.blocks()),
         ColumnSource::Replace(index, launch, Some((condition, other))) => {
             format!("{index} is {}, or {} if not {:?}", launch.blocks(), other.blocks(), condition.spans)
@@ -159,7 +159,33 @@ fn conversions_of_the_same_columns_are_shared() {
         let (number, from) = add(&mut columns, source, blocks, Some(32), 5);
         assert_eq!((number, from.as_str()), want, "{name}");
     }
-    assert_eq!((columns.use_at(0, 9), columns.use_at(3, 9)), (Some(5), None));
+    assert_eq!((columns.use_at(0, 9), columns.use_at(3, 9)), (5..6, 0..0));
+}
+
+/// Columns of experts depend on the ids, too.
+#[test]
+fn gathered_columns_are_shared_with_their_table() {
+    let mut columns = ConvertedColumns::default();
+    let x = floats(0, SHAPE);
+    let add = |columns: &mut ConvertedColumns, ids: Placed, blocks, next| {
+        let table = Some(ColumnTable { launch: launch(blocks), source: 2 });
+        let conversion = ColumnConversion { launch: launch(1), table, bytes: 100, column: 0, group: None };
+        let (number, from) = columns.add(x, Some(ids), conversion, next);
+        let launches = match from {
+            ColumnSource::Launches(table, launch) => table.iter().chain([&launch]).map(KernelLaunch::blocks).collect(),
+            _ => Vec::new(),
+        };
+        (number, launches)
+    };
+    let [ids, other] = [4096, 8192].map(|offset| floats(offset, SHAPE));
+    assert_eq!(add(&mut columns, ids, 9, 5), (0, vec![9, 1]));
+    assert_eq!(add(&mut columns, ids, 9, 7), (0, vec![]), "the same");
+    assert_eq!(add(&mut columns, other, 9, 7), (1, vec![9, 1]), "other ids");
+    assert_eq!(add(&mut columns, ids, 8, 7), (2, vec![8, 1]), "another table");
+    assert_eq!(columns.use_at(0, 9), 5..7);
+    columns.overwrite(&ids);
+    assert_eq!(add(&mut columns, other, 9, 8), (1, vec![]), "unchanged ids");
+    assert_eq!(add(&mut columns, ids, 9, 8), (3, vec![9, 1]), "changed ids");
 }
 
 #[test]
@@ -184,7 +210,7 @@ fn a_launch_is_replaced_by_one_that_also_quantises_its_result() {
     let mut columns = with_producer(Some(not_all(&[0, 1])));
     let first = add(&mut columns, floats(0, SHAPE), 1, Some(32), 5);
     assert_eq!(first, (0, "3 is 7, or 1 if not [0, 1]".to_owned()));
-    assert_eq!(columns.use_at(0, 6), None, "no launch of its own");
+    assert!(columns.use_at(0, 6).is_empty(), "no launch of its own");
     // A launch writes one form.
     assert_eq!(add(&mut columns, floats(0, SHAPE), 1, Some(32), 6), (0, "shared".to_owned()));
     assert_eq!(add(&mut columns, floats(0, SHAPE), 2, Some(256), 6), (1, "launch 2".to_owned()));

@@ -1,6 +1,6 @@
 //! Cases of MUL_MAT and MUL_MAT_ID.
 
-use super::{Sweep, mul_mat_fused, mul_mat_gemm};
+use super::{Sweep, mul_mat_fused, mul_mat_gemm, mul_mat_id};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
@@ -34,6 +34,7 @@ const IN_HALVES: f64 = 1e-11;
 const IN_F16: f64 = 1e-6;
 
 pub fn run(sweep: &Sweep) {
+    mul_mat_id::run(sweep);
     for t in floats().chain(blocks()) {
         let one = t.block_len().max(8);
         for (k, m, n) in [(one, 1, 1), (5 * one, 9, 2), (3 * one, 30, 3), (9 * one, 7, 8), (3 * one, 70, 21)] {

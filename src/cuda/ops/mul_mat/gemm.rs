@@ -158,7 +158,7 @@ fn convert_columns(weights: DType, on: &NodeOnGpu<'_>) -> Result<(ColumnConversi
     let args = HalvesArgs { b: merged_rows(shape), stride: column, dtype: b.dtype().to_wire(), to };
     let grid = Grid::line(b.rows() as u64, HALVES_THREADS);
     let launch = on.launch(("mul_mat", "mul_mat_halves"), grid, &[Ptr::Src(1), Ptr::Columns], &args)?;
-    let conversion = ColumnConversion { launch, bytes, column, group: None };
+    let conversion = ColumnConversion { launch, table: None, bytes, column, group: None };
     Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
 }
 

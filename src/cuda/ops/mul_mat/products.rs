@@ -5,6 +5,7 @@ use super::super::{
     Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Unsupported,
     saturating_product,
 };
+use super::experts::ExpertGroups;
 use super::planes::Planes;
 use super::{
     Columns, LaneGroups, MMA_ROWS, MulMatArgs, MulMatIdArgs, ProductKernel, VEC_THREADS, WeightLayout, Weights,
@@ -111,13 +112,16 @@ pub(in super::super) fn products(on: &NodeOnGpu<'_>, products: &Products) -> Res
 }
 
 /// The launch of MUL_MAT_ID; with weights `up`, the result is the SWIGLU of both products. Source `ids` selects the experts; `quantized`
-/// is as in [`Products`].
+/// is as in [`Products`]. Nodes with many tokens are not fused.
 pub(in super::super) fn products_by_id(
     on: &NodeOnGpu<'_>,
     ids: u8,
     up: Option<Ptr>,
     quantized: u64,
 ) -> Result<NodeLaunches, Unsupported> {
+    if ExpertGroups::of(on.src(0)?, ids, WeightLayout::Packed, on)?.is_some() {
+        return Err(on.unsupported("so many tokens that the columns of an expert are multiplied at a time"));
+    }
     let (columns, conversion) = columns_of(on)?;
     let launch = mul_mat_id_launch(on.src(0)?, &columns, WeightLayout::Packed, (ids, up, quantized), on)?;
     Ok(NodeLaunches { columns: conversion, ..NodeLaunches::one(launch) })
