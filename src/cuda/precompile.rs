@@ -46,7 +46,7 @@ const UNTYPED: &[&str] = &[
 ];
 
 /// Types of caches that are used most. No tensor of a cache is announced.
-const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
+const CACHE_TYPES: [DType; 2] = [DType::Q8_0, DType::Q4_0];
 
 /// The files of `kernels/` for a type of a cache, which may also be that of weights.
 const OF_CACHE: [&str; 6] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma"];
@@ -82,7 +82,11 @@ impl Precompiler {
         }
         let mut state = lock(&self.state);
         if !std::mem::replace(&mut state.started, true) {
-            let of_caches = CACHE_TYPES.iter().flat_map(|name| OF_CACHE.map(|stem| format!("{stem}_{name}")));
+            let of_caches = CACHE_TYPES.iter().flat_map(|dtype| {
+                let gemm = uses_gemm(*dtype, context.gpu.capability).then_some("mul_mat_gemm");
+                let name = dtype.name().to_ascii_lowercase();
+                OF_CACHE.into_iter().chain(gemm).map(move |stem| format!("{stem}_{name}"))
+            });
             let stems = UNTYPED.iter().map(|stem| (*stem).to_owned()).chain(of_caches);
             state
                 .waiting
