@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_sum(MoeSumArgs args) {
     }
 }
 
-constexpr u32 TILES_THREADS = 1024, TILES_WARPS = TILES_THREADS / 32, MAX_TILED_EXPERTS = 512;
+constexpr u32 TILES_THREADS = 1024, TILES_WARPS = TILES_THREADS / 32, MAX_TILED_EXPERTS = 512, EXPERT_BITS = 10;
 
 struct MoeTilesArgs {
     const u8 *ids;
@@ -122,31 +122,9 @@ struct MoeTilesArgs {
     u32 padding;
 };
 
-// Calls f for each slot of this warp with its expert, which `expert_of` returns, and with the lanes whose slots have the same expert; with no
-// lanes if the slot gets no position, because its expert is neither one of args.experts nor that number, none. All lanes call f together.
-template <class E, class F>
-__device__ __forceinline__ void for_slots_of_warp(const MoeTilesArgs &args, E expert_of, F f) {
-    const u32 share = (args.slots + TILES_THREADS - 1) / TILES_THREADS * 32, none = args.experts;
-    const u32 begin = min(threadIdx.x / 32 * share, args.slots), end = min(begin + share, args.slots);
-#pragma unroll 1
-    for (u32 first = begin; first < end; first += 32) {
-        const u32 slot = first + threadIdx.x % 32;
-        const u32 expert = slot < end ? expert_of(slot) : NO_SLOT;
-        u32 same = __ballot_sync(0xffffffff, expert <= none);
-#pragma unroll 1
-        for (u32 bit = 1; bit <= none; bit *= 2) {
-            const u32 with = __ballot_sync(0xffffffff, (expert & bit) != 0);
-            same &= expert & bit ? with : ~with;
-        }
-        f(slot, expert, expert <= none ? same : 0);
-        __syncwarp();
-    }
-}
-
 // Grid: one block. Each warp sorts consecutive slots, and slots of warps come in the order of the warps.
 extern "C" __global__ void __launch_bounds__(TILES_THREADS) moe_tiles(MoeTilesArgs args) {
-    // By warp and expert, the last one for slots without an expert: the number of slots, then of those before. At most 63488 come before
-    // a warp's.
+    // By warp and expert, the last one for slots without an expert: the number of slots, then of those of earlier warps, at most 63488.
     __shared__ __align__(4) u16 counts[TILES_WARPS][MAX_TILED_EXPERTS + 2];
     __shared__ u32 firsts[MAX_TILED_EXPERTS + 1]; // position of the expert's first slot
     __shared__ u32 parts[TILES_WARPS];
@@ -154,22 +132,42 @@ extern "C" __global__ void __launch_bounds__(TILES_THREADS) moe_tiles(MoeTilesAr
     u32 *experts = (u32 *)(args.columns + args.table), *slots = experts + args.groups, *positions = slots + (args.groups << args.log2_width);
     for (u32 i = threadIdx.x; i < sizeof counts / 4; i += TILES_THREADS) ((u32 *)counts)[i] = 0;
     static_assert(NO_GROUP == NO_SLOT, "");
-    const u32 words = args.groups + (args.groups << args.log2_width);
-    for (u32 i = threadIdx.x; i < words; i += TILES_THREADS) experts[i] = NO_SLOT;
+    for (u32 i = threadIdx.x; i < args.groups + (args.groups << args.log2_width); i += TILES_THREADS) experts[i] = NO_SLOT;
     __syncthreads();
 
-    // Ids are read once: another queue of their owner may change them meanwhile, and positions that the counts do not cover would be out of
-    // bounds. The expert of a slot is kept where its position will be, by the same thread.
-    const auto read_id = [&](u32 slot) {
-        const u32 token = slot / args.used;
-        const u32 id = *(const u32 *)(args.ids + (slot - token * args.used) * args.is[0] + token * args.is[1]);
-        const u32 expert = id < none ? id : id == 0xffffffff ? none : NO_SLOT;
-        if (expert == NO_SLOT) report_bad_index(args.error_word, 30);
-        return positions[slot] = expert;
-    };
-    for_slots_of_warp(args, read_id, [&](u32, u32 expert, u32 same) {
-        if (same != 0 && (same & before) == 0) counts[warp][expert] += __popc(same);
-    });
+    // For each slot, its expert and the number of slots of that expert before it in the warp's. Ids are read once: another queue of their owner
+    // may change them meanwhile, and positions that do not agree with the counts would be out of bounds.
+    const u32 share = (args.slots + TILES_THREADS - 1) / TILES_THREADS * 32;
+    const u32 begin = min(warp * share, args.slots), end = min(begin + share, args.slots);
+#pragma unroll 1
+    for (u32 first = begin; first < end; first += 32) {
+        const u32 slot = first + lane;
+        u32 expert = none + 1;
+        if (slot < end) {
+            const u32 token = slot / args.used;
+            const u32 id = *(const u32 *)(args.ids + (slot - token * args.used) * args.is[0] + token * args.is[1]);
+            if (id < none) expert = id;
+            else if (id == 0xffffffff) expert = none;
+            else report_bad_index(args.error_word, 30);
+        }
+        // The lanes whose slots have the same expert.
+        u32 same = __ballot_sync(0xffffffff, expert <= none);
+#pragma unroll 1
+        for (u32 bit = 1; bit <= none; bit *= 2) {
+            const u32 with = __ballot_sync(0xffffffff, (expert & bit) != 0);
+            same &= expert & bit ? with : ~with;
+        }
+        u32 earlier = 0;
+        if (expert <= none) {
+            earlier = counts[warp][expert];
+            positions[slot] = (earlier + __popc(same & before)) << EXPERT_BITS | expert;
+        } else if (slot < end) {
+            positions[slot] = NO_SLOT;
+        }
+        __syncwarp();
+        if (expert <= none && (same & before) == 0) counts[warp][expert] = earlier + __popc(same);
+        __syncwarp();
+    }
     __syncthreads();
 
     // One thread for each expert: prefix sums over warps, then over the groups of experts.
@@ -196,16 +194,13 @@ extern "C" __global__ void __launch_bounds__(TILES_THREADS) moe_tiles(MoeTilesAr
     if (threadIdx.x <= none) firsts[threadIdx.x] = groups_before << args.log2_width;
     __syncthreads();
 
-    for_slots_of_warp(args, [&](u32 slot) { return positions[slot]; }, [&](u32 slot, u32 expert, u32 same) {
-        u32 earlier = 0;
-        if (same != 0) {
-            earlier = counts[warp][expert];
-            const u32 position = firsts[expert] + earlier + __popc(same & before);
-            slots[position] = slot;
-            positions[slot] = expert < none ? position : NO_SLOT;
-            if ((position & ((1u << args.log2_width) - 1)) == 0) experts[position >> args.log2_width] = expert < none ? expert : NO_EXPERT;
-        }
-        __syncwarp();
-        if (same != 0 && (same & before) == 0) counts[warp][expert] = earlier + __popc(same);
-    });
+#pragma unroll 4
+    for (u32 slot = begin + lane; slot < end; slot += 32) {
+        const u32 both = positions[slot], expert = both & ((1 << EXPERT_BITS) - 1);
+        if (both == NO_SLOT) continue;
+        const u32 position = firsts[expert] + counts[warp][expert] + (both >> EXPERT_BITS);
+        slots[position] = slot;
+        if ((position & ((1u << args.log2_width) - 1)) == 0) experts[position >> args.log2_width] = expert < none ? expert : NO_EXPERT;
+        positions[slot] = expert < none ? position : NO_SLOT;
+    }
 }

@@ -223,40 +223,47 @@ __device__ __forceinline__ void store_to_tile(const QuantizeTilesArgs &args, con
 // One warp quantises 128 or 256 elements of row number blockIdx.x.
 template <bool LARGE>
 __device__ __forceinline__ void quantize_to_tiles(const QuantizeTilesArgs &args, u32 first, u32 lane) {
-    const u32 k = args.shape.ne[0], width = 8 * args.tiles;
-    const u64 steps = LARGE ? k / 256 : (k + 63) / 64, bytes = LARGE ? TILE256_BYTES : TILE32_BYTES;
-    auto tile_of = [&](u32 plane, u32 column) { return args.quantized + (plane * steps * args.tiles + column / 8) * bytes; };
-    if (args.table == 0) {
-        const u32 plane = blockIdx.x / width, column = blockIdx.x % width;
-        const bool missing = column >= args.columns;
-        u32 i1, i2, i3;
-        args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
-        // A missing row is zeros.
-        const QuantizedPiece<LARGE> piece(args.b + args.shape.row(i1, i2, i3), missing ? 0 : k, first, lane);
-        store_to_tile(args, piece, tile_of(plane, column), column % 8, first, lane);
-        return;
-    }
+    const u32 width = 8 * args.tiles, rows = args.shape.ne[1], all_rows = rows * args.shape.ne[2];
+    const u64 steps = LARGE ? args.shape.ne[0] / 256 : (args.shape.ne[0] + 63) / 64, bytes = LARGE ? TILE256_BYTES : TILE32_BYTES;
     const u32 *experts = (const u32 *)(args.quantized + args.table), *slots = experts + args.groups;
-    const u32 rows = args.shape.ne[1], all_rows = rows * args.shape.ne[2];
-    if (blockIdx.x < all_rows) {
+    // Missing columns are zeros.
+    bool missing;
+    u32 i1 = 0, i2 = 0, i3 = 0;
+    // The columns to store: numbers i, i + step ... below `end`, or those at these places of a list.
+    const u32 *list = nullptr;
+    u32 i = blockIdx.x, step = 1, end = i + 1;
+    if (args.table == 0) {
+        const u32 plane = i / width, column = i - plane * width;
+        missing = column >= args.columns;
+        args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
+    } else if (missing = i >= all_rows; !missing) {
         // The row may be a column of several experts.
-        const u32 token = blockIdx.x / rows, row = blockIdx.x - token * rows, *positions = slots + args.groups * width;
-        const QuantizedPiece<LARGE> piece(args.b + args.shape.row(row, token, 0), k, first, lane);
-#pragma unroll 1
-        for (u32 e = row; e < args.columns; e += rows) {
-            const u32 position = positions[token * args.columns + e], column = position & (width - 1);
-            if (position != NO_SLOT) store_to_tile(args, piece, tile_of(position / width, column), column % 8, first, lane);
-        }
-        return;
+        i2 = i / rows, i1 = i - i2 * rows;
+        list = slots + args.groups * width + i2 * args.columns;
+        i = i1, step = rows, end = args.columns;
+    } else {
+        // In the tiles that are read: with four tiles, only the first one if that has all slots of the group.
+        const u32 group = i - all_rows;
+        if (experts[group] >= NO_EXPERT) return;
+        const u32 *of_group = slots + group * width;
+        i = 0, end = args.tiles == 4 && of_group[8] == NO_SLOT ? 8 : width;
+        while (i < end && of_group[i] != NO_SLOT) i++;
+        i += group * width, end += group * width;
     }
-    // Missing columns are zeros in the tiles that are read: with four tiles, only the first one if that has all slots.
-    const u32 group = blockIdx.x - all_rows;
-    if (experts[group] >= NO_EXPERT) return;
-    const u32 *of_group = slots + group * width, end = args.tiles == 4 && of_group[8] == NO_SLOT ? 8 : width;
-    const QuantizedPiece<LARGE> zeros(args.b, 0, first, lane);
+    const QuantizedPiece<LARGE> piece(args.b + args.shape.row(i1, i2, i3), missing ? 0 : args.shape.ne[0], first, lane);
 #pragma unroll 1
-    for (u32 column = end; column-- > 0 && of_group[column] == NO_SLOT;) {
-        store_to_tile(args, zeros, tile_of(group, column), column % 8, first, lane);
+    for (; i < end; i += 32 * step) {
+        // A load for all columns.
+        const u32 at = i + lane * step;
+        const u32 of_lane = at >= end ? NO_SLOT : list != nullptr ? list[at] : at;
+        const u32 group = of_lane / width, tile_of_lane = of_lane / 8 - group * args.tiles;
+#pragma unroll 1
+        for (u32 columns = __ballot_sync(0xffffffff, of_lane != NO_SLOT); columns != 0; columns &= columns - 1) {
+            const u32 source = __ffs(columns) - 1, plane = __shfl_sync(0xffffffff, group, source);
+            const u32 tile = __shfl_sync(0xffffffff, tile_of_lane, source), c = __shfl_sync(0xffffffff, of_lane, source) % 8;
+            store_to_tile(args, piece, args.quantized + (plane * steps * args.tiles + tile) * bytes, c, first, lane);
+            __syncwarp();
+        }
     }
 }
 
