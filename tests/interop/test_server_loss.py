@@ -6,6 +6,7 @@ Without --retry a run must end soon with an error that names the lost server. Wi
 server and produce the tokens of an undisturbed run.
 """
 
+import fcntl
 import json
 import queue
 import random
@@ -51,7 +52,11 @@ PROMPT = ",".join(str(259 + 7919 * i % 200) for i in range(24))
 
 
 class GenerateRun:
-    """A generate process. Tests follow its progress in its log; leaving the `with` block kills it."""
+    """A generate process. Tests follow its progress in its log; leaving the `with` block kills it.
+
+    It writes its log to a small pipe that is read as the test goes on, so that it is at most about 200 lines (a line per token) ahead of
+    the test, however busy the machine is.
+    """
 
     def __init__(self, argv: list[str]):
         self.argv = argv
@@ -64,7 +69,8 @@ class GenerateRun:
         )
         self.out = ""
         self._lines: list[str] = []
-        self._new_lines: queue.Queue[str | None] = queue.Queue()
+        self._new_lines: queue.Queue[str | None] = queue.Queue(maxsize=1)
+        fcntl.fcntl(self._process.stderr, fcntl.F_SETPIPE_SZ, 4096)
         self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_out, self._read_err)]
         for thread in self._threads:
             thread.start()
@@ -107,9 +113,13 @@ class GenerateRun:
 
     def end(self, seconds: float) -> int:
         """Wait for the process to end. Returns the exit code."""
+        deadline = time.monotonic() + seconds
         try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
+            while self._new_lines.get(timeout=max(0.0, deadline - time.monotonic())) is not None:
+                pass
+            self._new_lines.put(None)  # for another call
+            code = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except (queue.Empty, subprocess.TimeoutExpired):
             raise ClientError(f"generate is still running after {seconds:.0f} s:\n{tail(self.err)}") from None
         for thread in self._threads:
             thread.join()
