@@ -74,6 +74,16 @@ struct PendingModules {
     ended: bool,
 }
 
+/// The stem of the PTX of a file for a type.
+fn stem_of(file: &str, dtype: DType) -> String {
+    format!("{file}_{}", dtype.name().to_ascii_lowercase())
+}
+
+/// The file of the GEMM, if weights of the type use it.
+fn gemm_file(dtype: DType, capability: u32) -> Option<&'static str> {
+    uses_gemm(dtype, capability).then_some("mul_mat_gemm")
+}
+
 impl Precompiler {
     /// Begins to compile, at the first allocation of a device.
     pub(super) fn start(&self, context: &Arc<DeviceContext>) {
@@ -82,10 +92,9 @@ impl Precompiler {
         }
         let mut state = lock(&self.state);
         if !std::mem::replace(&mut state.started, true) {
-            let of_caches = CACHE_TYPES.iter().flat_map(|dtype| {
-                let gemm = uses_gemm(*dtype, context.gpu.capability).then_some("mul_mat_gemm");
-                let name = dtype.name().to_ascii_lowercase();
-                OF_CACHE.into_iter().chain(gemm).map(move |stem| format!("{stem}_{name}"))
+            let of_caches = CACHE_TYPES.iter().flat_map(|&dtype| {
+                let files = OF_CACHE.into_iter().chain(gemm_file(dtype, context.gpu.capability));
+                files.map(move |file| stem_of(file, dtype))
             });
             let stems = UNTYPED.iter().map(|stem| (*stem).to_owned()).chain(of_caches);
             state
@@ -102,17 +111,15 @@ impl Precompiler {
         }
         let mut state = lock(&self.state);
         if state.types.insert(dtype) {
-            let name = dtype.name().to_ascii_lowercase();
             let images =
-                |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
+                |file: &str| PtxImage::of_file(context.gpu.capability, &stem_of(file, dtype)).collect::<Vec<_>>();
             // The kernels for packed weights come first: the first product of a weight packs it. `mul_mat` multiplies weights that
             // cannot be packed.
             let wide = if context.gpu.capability < MIN_MMA_CAPABILITY { "mul_mat_packed_wide" } else { "mul_mat_mma" };
             let packs = can_pack(dtype);
             let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };
             // The last one becomes the first. Products are used before the conversion: models have one, in the look-up of embeddings.
-            let gemm = uses_gemm(dtype, context.gpu.capability).then_some("mul_mat_gemm");
-            let first = ["copy_from"].into_iter().chain(gemm).chain(products);
+            let first = ["copy_from"].into_iter().chain(gemm_file(dtype, context.gpu.capability)).chain(products);
             first.flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
             let later = packs.then_some("mul_mat").into_iter().chain(["flash_attn", "copy_to"]);

@@ -107,7 +107,7 @@ fn a_call_that_fails_fails_at_most_its_request() {
     }
 }
 
-/// Codes that mean a lost device, also those that newer drivers return, lose it from whichever call they come.
+/// If any driver call returns a code that means a lost device, the device is lost. Codes of newer drivers are among them.
 #[test]
 fn a_code_of_a_lost_device_loses_it() {
     let places = [("cuEventQuery", 1), ("cuLaunchKernel", 2), ("cuGraphInstantiateWithFlags", 1), ("cuGraphLaunch", 2)];

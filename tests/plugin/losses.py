@@ -273,12 +273,7 @@ def row(programs: Programs, version: str, model: Model, options: tuple[str, ...]
                     raise Wrong(f"the host ended with {status}\n{host.log}")
             except Wrong as e:
                 problem = f"loss {counts.losses}: {e}\n    {'; '.join(counts.history)}"
-    verdict = "FAIL" if problem else "ok"
-    print(
-        f"{verdict:4}  {name:46} {counts.losses:4} losses {counts.right:5} right {counts.errors:5} errors"
-        f"  back after {counts.slowest_s:4.1f} s {time.monotonic() - begin:6.1f} s  {problem}",
-        flush=True,
-    )
+    counts.print_row(name, begin, problem)
     return not problem
 
 

@@ -1,6 +1,7 @@
 """Two servers that a test loses and brings back, and what counts as a fault of a program that uses them."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 from devices import Devices, Programs, keys
@@ -23,6 +24,14 @@ class Counts:
     errors: int = 0
     slowest_s: float = 0.0
     history: list[str] = field(default_factory=list)
+
+    def print_row(self, name: str, begin: float, problem: str, more: str = "") -> None:
+        """Prints the row of the table. A row without a problem has passed."""
+        print(
+            f"{'FAIL' if problem else 'ok':4}  {name:46} {self.losses:4} losses {self.right:5} right {self.errors:5} errors"
+            f"{more}  back after {self.slowest_s:4.1f} s {time.monotonic() - begin:6.1f} s  {problem}",
+            flush=True,
+        )
 
 
 class Pair:

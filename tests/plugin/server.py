@@ -312,11 +312,7 @@ def row(programs: Programs, setup: Setup, losses: int, seed: int) -> tuple[Serve
             except Wrong as e:
                 counts.aborts += not llama.alive()
                 problem = f"loss {counts.losses}: {e}\n    {'; '.join(counts.history)}"
-    print(
-        f"{'FAIL' if problem else 'ok':4}  {setup!s:46} {counts.losses:4} losses {counts.right:5} right {counts.errors:5} errors"
-        f" {counts.ties:3} ties  back after {counts.slowest_s:4.1f} s {time.monotonic() - begin:6.1f} s  {problem}",
-        flush=True,
-    )
+    counts.print_row(str(setup), begin, problem, f" {counts.ties:3} ties")
     return counts, not problem
 
 

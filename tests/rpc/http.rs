@@ -6,7 +6,7 @@ use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, ListenAddress, Server};
 use fanout::rpc::status::{ServerStatus, machine_id};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 /// A connection for HTTP.
@@ -52,19 +52,21 @@ impl Browser {
     }
 
     fn is_closed(&mut self) -> bool {
-        match self.0.read(&mut [0]) {
-            Ok(n) => n == 0,
-            Err(e) => e.kind() == ErrorKind::ConnectionReset,
-        }
+        is_end(self.0.read(&mut [0]))
     }
 
     /// Whether the server has closed the connection by now. Sends and reads nothing.
     fn was_closed(&self) -> bool {
         self.0.set_nonblocking(true).unwrap();
-        match self.0.peek(&mut [0]) {
-            Ok(n) => n == 0,
-            Err(e) => e.kind() == ErrorKind::ConnectionReset,
-        }
+        is_end(self.0.peek(&mut [0]))
+    }
+}
+
+/// Whether a read has met the end of the connection.
+fn is_end(read: io::Result<usize>) -> bool {
+    match read {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() == ErrorKind::ConnectionReset,
     }
 }
 
