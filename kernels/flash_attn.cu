@@ -17,6 +17,7 @@
 // Floor:    2 products per query, position and channel; k and v are read once per tile.
 #include "flash_attn_common.cuh"
 #include "common/load8.cuh"
+#include "common/last_block.cuh"
 #include "common/quantize.cuh"
 
 constexpr u32 THREADS = 128;

@@ -118,7 +118,7 @@ struct MoeTilesArgs {
     u64 is[2];          // byte strides of the ids
     u32 experts, used;
     u32 slots, groups;  // of the table: enough for any ids
-    u32 log2_width;     // positions of a group: 3 to 6
+    u32 log2_width;     // positions of a group: 3 to 7
     u32 padding;
 };
 

@@ -31,10 +31,6 @@
 #else
 #include "mul_mat_vec.cuh"
 #endif
-#define ENTRY3(prefix, name) prefix##_##name
-#define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
-
 #if __CUDA_ARCH__ >= 800
 #include "mul_mat_tile.cuh"
 

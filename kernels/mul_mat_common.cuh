@@ -8,6 +8,11 @@
 #include "common/abi.cuh"
 #include "common/quants.cuh"
 
+// Kernels of a module per type: ENTRY(prefix, bounds) begins the definition of prefix_NAME.
+#define ENTRY3(prefix, name) prefix##_##name
+#define ENTRY2(prefix, name) ENTRY3(prefix, name)
+#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
+
 // Rows of a group of lanes over ggml's layout: 4 or 2; see LaneGroups of src/cuda/ops/mul_mat.rs.
 #ifndef ROWS_PER_GROUP
 #define ROWS_PER_GROUP 4

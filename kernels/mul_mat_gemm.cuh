@@ -12,8 +12,9 @@
 // of two by which its results are multiplied.
 #pragma once
 #include "common/async.cuh"
+#include "common/last_block.cuh"
 #include "common/mma.cuh"
-#include "common/quantize.cuh"
+#include "common/tiles.cuh"
 #include "mul_mat_common.cuh"
 
 struct GemmArgs {
@@ -27,6 +28,10 @@ struct GemmArgs {
     u32 r2, r3;     // planes of b per plane of a, in dimensions 2 and 3
     u64 as[3], bs[3]; // byte strides of rows and planes
     u64 ds[4];
+    // MUL_MAT_ID with many tokens: byte offset behind b of a table of experts' columns (common/tiles.cuh); 0: none. With a table, planes are its
+    // groups, of n columns each; as[1] is the distance of the experts' weights, bs[0] of rows of b, and ds[1] of slots.
+    u64 table;
+    u32 used, rows; // with a table: slots, and rows of b, per token
 };
 
 constexpr u32 GEMM_ROWS = 128, GEMM_THREADS = 128; // of a tile, and of its block
@@ -50,13 +55,14 @@ struct AlignedHalves {
     const u8 *next;                                                          // the first row's next element
     u32 offsets[COUNT], to;
 
-    // Rows from `first` on, of `count`, which are `stride` bytes apart, and their elements from `k` on.
-    __device__ __forceinline__ AlignedHalves(const u8 *rows, u64 stride, u32 first, u32 count, u32 k) {
-        next = rows + first * stride + 2ull * k;
+    // Elements from `k` on of rows that are `stride` bytes apart. Row r of the tile is number row_of(r), less than 2^32 bytes behind `rows`.
+    template <class RowOf>
+    __device__ __forceinline__ AlignedHalves(const u8 *rows, u64 stride, u32 k, RowOf row_of) {
+        next = rows + 2ull * k;
         const u32 row = threadIdx.x / 4, chunk = threadIdx.x % 4;
         to = chunk_at(row, chunk);
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) offsets[i] = min(row + APART * i, count - 1 - first) * (u32)stride + 16 * chunk;
+        for (u32 i = 0; i < COUNT; i++) offsets[i] = row_of(row + APART * i) * (u32)stride + 16 * chunk;
     }
 
     static constexpr bool BUSY = false;
@@ -86,10 +92,11 @@ struct UnalignedHalves {
     u64 stride;
     u32 last, row, to;
 
-    __device__ __forceinline__ UnalignedHalves(const u8 *rows, u64 stride, u32 first, u32 count, u32 k) : stride(stride) {
-        row = threadIdx.x / 4, last = count - 1 - first;
+    // The tile's rows from `last` on are the last one.
+    __device__ __forceinline__ UnalignedHalves(const u8 *rows, u64 stride, u32 k, u32 last) : stride(stride), last(last) {
+        row = threadIdx.x / 4;
         const u32 chunk = threadIdx.x % 4;
-        next = rows + first * stride + 2ull * k + 16 * chunk;
+        next = rows + 2ull * k + 16 * chunk;
         to = chunk_at(row, chunk);
     }
 
@@ -112,6 +119,52 @@ struct UnalignedHalves {
             store_shared(tile + to + r * GEMM_ROW_BYTES, words);
         }
         next += GEMM_ROW_BYTES;
+    }
+};
+
+// The part of the product that a block computes. It is read anew after the products: it would take registers meanwhile, so that the reads of
+// the block's index are volatile.
+template <u32 ROWS, u32 COLUMNS>
+struct BlockPlace {
+    const u8 *a, *b;    // of the plane; without a table, from the tile's first row and column on
+    u8 *dst;            // of the plane
+    const u32 *slots;   // of the tile's columns; null without a table
+    u32 row, column;    // the first ones of the tile
+    bool empty, none;   // with a table: there is no group; its slots have no expert
+
+    __device__ __forceinline__ BlockPlace(const GemmArgs &args) : a(args.a), b(args.b), dst(args.dst), slots(nullptr), empty(false), none(false) {
+        u32 x, plane;
+        asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.z;" : "=r"(x), "=r"(plane));
+        const u32 tiles_of_columns = (args.n + COLUMNS - 1) / COLUMNS;
+        row = x / tiles_of_columns * ROWS, column = x % tiles_of_columns * COLUMNS;
+        if (args.table != 0) {
+            const u32 *experts = (const u32 *)(b + args.table), expert = experts[plane];
+            empty = expert == NO_GROUP, none = expert == NO_EXPERT;
+            if (expert < NO_EXPERT) a += expert * args.as[1];
+            slots = experts + args.planes + plane * COLUMNS;
+        } else {
+            if (args.planes > 1) {
+                const u32 i2 = plane % args.b2, i3 = plane / args.b2;
+                a += i2 / args.r2 * args.as[1] + i3 / args.r3 * args.as[2];
+                b += i2 * args.bs[1] + i3 * args.bs[2];
+                dst += i2 * args.ds[2] + i3 * args.ds[3];
+            }
+            b += column * args.bs[0];
+        }
+        a += row * args.as[0];
+    }
+
+    // The number of the tile's column c in dst, or NO_SLOT.
+    __device__ __forceinline__ u32 slot(const GemmArgs &args, u32 c) const {
+        if (slots != nullptr) return slots[c];
+        return column + c < args.n ? column + c : NO_SLOT;
+    }
+
+    // The row of b of the tile's column c; for a missing column, that of another one.
+    __device__ __forceinline__ u32 row_of_b(const GemmArgs &args, u32 c) const {
+        if (slots == nullptr) return min(c, args.n - 1 - column);
+        const u32 own = slots[c], slot = own == NO_SLOT ? slots[0] : own, token = slot / args.used;
+        return token * args.rows + (slot - token * args.used) % args.rows;
     }
 };
 
@@ -205,64 +258,64 @@ struct Gemm {
         }
     }
 
-    // The stages, which fill the 48 KiB that are the limit of static shared memory, so that there can be no other variable. After the products
-    // and a barrier, with SCALED, they have numbers by which the sums of rows are multiplied; after another barrier, the word of is_last_block.
+    // What the threads of a block tell each other after the products, in the memory of the stages: these fill the 48 KiB that are the limit of
+    // static shared memory, so that there can be no other variable.
+    struct Tail {
+        float of_rows[ROWS];    // with SCALED: by which the sums of rows are multiplied
+        float scales[COLUMNS];  // by which those of columns are multiplied
+        u32 slots[COLUMNS];     // of the columns in dst
+        u32 is_last;
+    };
     static __device__ __forceinline__ u8 *stages() {
         __shared__ __align__(128) u8 bytes[STAGES * STAGE];
         return bytes;
     }
-    static __device__ __forceinline__ float row_scale(u32 m, u32 h) {
-        return ((float *)stages())[warp_row() + 16 * m + 8 * h + threadIdx.x % 32 / 4];
-    }
-
-    // Stores the number of the tile's row threadIdx.x. All threads must call this function, after a barrier that follows the products.
-    static __device__ __forceinline__ void set_row_scale(float scale) {
-        static_assert(THREADS == ROWS, "a thread has a row");
-        ((float *)stages())[threadIdx.x] = scale;
-        __syncthreads();
-    }
 
     // Grid: x = tiles, those of the same rows one after the other, so that blocks that run at the same time share rows of a; y = shares of k;
-    // z = planes.
+    // z = planes. `multiply` adds the products to sums; with SCALED, it returns the number by which row threadIdx.x is multiplied.
     template <bool SCALED, class Multiply>
     static __device__ __forceinline__ void run(const GemmArgs &args, Multiply multiply) {
-        const u32 tiles_of_columns = (args.n + COLUMNS - 1) / COLUMNS;
-        const u32 first_row = blockIdx.x / tiles_of_columns * ROWS, first_column = blockIdx.x % tiles_of_columns * COLUMNS;
-        const u8 *a = args.a, *b = args.b;
-        u8 *dst = args.dst;
-        if (args.planes > 1) {
-            const u32 i2 = blockIdx.z % args.b2, i3 = blockIdx.z / args.b2;
-            a += i2 / args.r2 * args.as[1] + i3 / args.r3 * args.as[2];
-            b += i2 * args.bs[1] + i3 * args.bs[2];
-            dst += i2 * args.ds[2] + i3 * args.ds[3];
+        static_assert(COLUMNS <= THREADS && ROWS == THREADS, "a thread has a row, and a column");
+        using Place = BlockPlace<ROWS, COLUMNS>;
+        float sums[M][N][4] = {}, of_row;
+        {
+            const Place place(args);
+            if (place.empty) return;
+            const u32 begin = blockIdx.y * args.share, count = place.none ? 0 : min(args.k - begin, args.share);
+            const Columns columns(place.b, args.bs[0], begin, [&](u32 c) { return place.row_of_b(args, c); });
+            of_row = multiply(place.a, args.m - 1 - place.row, columns, begin, count, shared_address(stages()), sums);
         }
-        const u32 begin = blockIdx.y * args.share, count = min(args.k - begin, args.share);
-        float sums[M][N][4] = {};
-        multiply(a, first_row, Columns(b, args.bs[0], first_column, args.n, begin), begin, count, shared_address(stages()), sums);
-        // Read again: row and column would otherwise be computed before the products, and take registers.
+        // All threads have waited for their copies to the memory of the tail, also for those of zeros.
+        __syncthreads();
+        Tail &tail = *(Tail *)stages();
         u32 thread;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        const u32 row = first_row + warp_row() + thread % 32 / 4, column = first_column + warp_column() + 2 * (thread % 4);
+        const Place place(args);
+        if (SCALED) tail.of_rows[thread] = of_row;
+        if (thread < COLUMNS) {
+            tail.slots[thread] = place.slot(args, thread);
+            // Behind the elements of the column.
+            tail.scales[thread] = *(const float *)(place.b + place.row_of_b(args, thread) * args.bs[0] + (args.k + 7) / 8 * 16);
+        }
+        __syncthreads();
+        const u32 row = warp_row() + thread % 32 / 4, column = warp_column() + 2 * (thread % 4); // in the tile
         // Before split-K: the shares of a row may have been multiplied by different powers of two.
-        const u8 *scale_of_first = b + (args.k + 7) / 8 * 16; // after the elements of the column
         float of_rows[M][2];
 #pragma unroll
         for (u32 m = 0; m < M; m++) {
 #pragma unroll
-            for (u32 h = 0; h < 2; h++) of_rows[m][h] = SCALED ? row_scale(m, h) : 1.0f;
+            for (u32 h = 0; h < 2; h++) of_rows[m][h] = SCALED ? tail.of_rows[row + 16 * m + 8 * h] : 1.0f;
         }
 #pragma unroll
         for (u32 n = 0; n < N; n++) {
-            const u32 next = min(column + 8 * n + 1, args.n - 1);
-            const float scales[2] = {*(const float *)(scale_of_first + min(column + 8 * n, args.n - 1) * args.bs[0]),
-                                     *(const float *)(scale_of_first + next * args.bs[0])};
+            const float2 scales = *(const float2 *)(tail.scales + column + 8 * n);
 #pragma unroll
             for (u32 m = 0; m < M; m++) {
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     float &sum = sums[m][n][i];
                     // The smaller one first, so that a finite result does not become infinite.
-                    const float of_row = of_rows[m][i / 2], of_column = scales[i % 2];
+                    const float of_row = of_rows[m][i / 2], of_column = i % 2 ? scales.y : scales.x;
                     sum = SCALED ? fmaxf(of_row, of_column) * (fminf(of_row, of_column) * sum) : of_column * sum;
                 }
             }
@@ -280,7 +333,7 @@ struct Gemm {
                     four[0] = four[1] = four[2] = four[3] = 0.0f;
                 }
             }
-            if (!is_last_block(args.counts + tile, gridDim.y, *(u32 *)stages())) return;
+            if (!is_last_block(args.counts + tile, gridDim.y, tail.is_last)) return;
 #pragma unroll 1
             for (u32 y = 0; y < gridDim.y; y++, parts += M * N * THREADS) {
 #pragma unroll
@@ -294,23 +347,25 @@ struct Gemm {
             }
         }
         u8 *to[N][2];
+        u32 missing[N];
 #pragma unroll
         for (u32 n = 0; n < N; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 2; i++) to[n][i] = dst + (column + 8 * n + i) * args.ds[1];
+            const uint2 slots = *(const uint2 *)(tail.slots + column + 8 * n);
+            to[n][0] = place.dst + slots.x * args.ds[1], to[n][1] = place.dst + slots.y * args.ds[1];
+            missing[n] = (slots.x == NO_SLOT) | (slots.y == NO_SLOT) << 1;
         }
 #pragma unroll
         for (u32 m = 0; m < M; m++) {
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
-                const u32 y = row + 16 * m + 8 * h;
+                const u32 y = place.row + row + 16 * m + 8 * h;
                 if (y >= args.m) continue;
                 const u64 at = y * args.ds[0];
 #pragma unroll
                 for (u32 n = 0; n < N; n++) {
 #pragma unroll
                     for (u32 i = 0; i < 2; i++) {
-                        if (column + 8 * n + i < args.n) *(float *)(to[n][i] + at) = sums[m][n][2 * h + i];
+                        if (!(missing[n] >> i & 1)) *(float *)(to[n][i] + at) = sums[m][n][2 * h + i];
                     }
                 }
             }
@@ -319,14 +374,15 @@ struct Gemm {
 
     // The product of halves.
     static __device__ __forceinline__ void run_halves(const GemmArgs &args) {
-        run<false>(args, [&](const u8 *a, u32 first, const Columns &columns, u32 begin, u32 count, u32 shared, float(&sums)[M][N][4]) {
+        run<false>(args, [&](const u8 *a, u32 last, const Columns &columns, u32 begin, u32 count, u32 shared, float(&sums)[M][N][4]) {
             if (((u64)a | args.as[0]) % 16 == 0) {
-                AlignedHalves<ROWS, THREADS> rows(a, args.as[0], first, args.m, begin);
+                AlignedHalves<ROWS, THREADS> rows(a, args.as[0], begin, [=](u32 r) { return min(r, last); });
                 add_products(rows, columns, shared, count, sums);
             } else {
-                UnalignedHalves<ROWS, THREADS> rows(a, args.as[0], first, args.m, begin);
+                UnalignedHalves<ROWS, THREADS> rows(a, args.as[0], begin, last);
                 add_products(rows, columns, shared, count, sums);
             }
+            return 1.0f;
         });
     }
 };

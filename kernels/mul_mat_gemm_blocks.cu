@@ -1,5 +1,6 @@
-// MUL_MAT of block types with many columns on tensor cores, compute capability 8.0 or later: see mul_mat_gemm_blocks.cuh. One module per
-// type of a: TYPE is its struct, NAME its part of the entries' names, PACKS is defined if its weights are packed.
+// MUL_MAT of block types with many columns, and MUL_MAT_ID with many tokens, on tensor cores, compute capability 8.0 or later: see
+// mul_mat_gemm_blocks.cuh. One module per type of a: TYPE is its struct, NAME its part of the entries' names, PACKS is defined if its weights
+// are packed.
 //
 // Variants: mul_mat_gemm128: tiles of 128 rows and columns per block. There is none of 64 columns: for so few, types with packed weights use
 //           mul_mat_mma.cu, and the others are rare.
@@ -8,10 +9,6 @@
 #include "common/abi.cuh"
 #include "common/quants.cuh"
 #include "mul_mat_gemm_blocks.cuh"
-
-#define ENTRY3(prefix, name) prefix##_##name
-#define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
 
 #ifdef PACKS
 using Row = PackedRow<TYPE>;

@@ -60,14 +60,13 @@ __device__ __forceinline__ void read_codes32(Q6_K, const OffsetBlock<Q6_K> &bloc
     }
 }
 
-// Packed weights: `row` is one of 128 from row `first` on, which is a multiple of 128.
+// Packed weights: `row` is one of 128 from `a` on, whose number is a multiple of 128.
 template <class T>
 struct PackedRow {
     OffsetBlock<T> start;
 
-    __device__ __forceinline__ PackedRow(const u8 *a, u64 row_bytes, u32 first, u32 row) {
+    __device__ __forceinline__ PackedRow(const u8 *a, u64 row_bytes, u32 row) {
         const u32 blocks = (u32)row_bytes / T::BYTES, log2 = log2_group_rows(row_bytes);
-        a += first * row_bytes;
         keep(a);
         start = {a, (row >> log2 << log2) * (u32)row_bytes, blocks << log2, (row & ((1 << log2) - 1)) * blocks};
     }
@@ -82,7 +81,7 @@ template <class T>
 struct PlainRow {
     const u8 *row;
 
-    __device__ __forceinline__ PlainRow(const u8 *a, u64 row_bytes, u32 first, u32 row) : row(a + (first + row) * row_bytes) {}
+    __device__ __forceinline__ PlainRow(const u8 *a, u64 row_bytes, u32 row) : row(a + row * row_bytes) {}
 
     __device__ __forceinline__ void codes(u32 b, u32 j, u32 (&codes)[4][2]) const {
 #pragma unroll
@@ -211,10 +210,9 @@ __device__ __forceinline__ float factor_for(float most, float factor) {
 // The product of weights of a block type. Row: PackedRow<T> or PlainRow<T>, which read a row.
 template <class T, class Row, class G>
 __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
-    G::template run<true>(args, [&](const u8 *a, u32 first, const typename G::Columns &columns, u32 begin, u32 count, u32 shared,
+    G::template run<true>(args, [&](const u8 *a, u32 last, const typename G::Columns &columns, u32 begin, u32 count, u32 shared,
                      float(&sums)[G::M][G::N][4]) {
-        static_assert(G::THREADS == 128, "a thread has a row");
-        const Row row(a, args.as[0], first, min(threadIdx.x, args.m - 1 - first));
+        const Row row(a, args.as[0], min(threadIdx.x, last));
         float factor = FIRST_FACTOR<T>, used;
         bool fits;
 #pragma unroll 1
@@ -231,6 +229,6 @@ __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
             factor = factor_for(rows.most, factor);
             fits = factor == used;
         } while (__syncthreads_or(!fits));
-        G::set_row_scale(1.0f / used);
+        return 1.0f / used;
     });
 }

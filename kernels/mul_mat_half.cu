@@ -179,9 +179,5 @@ __device__ __forceinline__ void half_mat_mul(const ProductsArgs &args) {
     }
 }
 
-#define ENTRY3(prefix, name) prefix##_##name
-#define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
-
 ENTRY(mul_mat_half4, 512, 1)(ProductsArgs args) { half_mat_mul<TYPE, 4>(args); }
 ENTRY(mul_mat_half8, 512, 1)(ProductsArgs args) { half_mat_mul<TYPE, 8>(args); }

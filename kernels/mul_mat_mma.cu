@@ -122,10 +122,6 @@ __device__ __forceinline__ void mma_mat_mul(const TiledArgs &all) {
     }
 }
 
-#define ENTRY3(prefix, name) prefix##_##name
-#define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
-
 template <class T, bool K = T::LEN == 256>
 constexpr bool IS_SYMMETRIC_32 = false;
 template <class T>

@@ -13,13 +13,10 @@
 //           which eight have fewer than 2^32 bytes. dst is at a multiple of 4 bytes.
 // Floor:    a is read once per 8 columns, b once per 2 to 8 rows of a.
 #include "common/copy_blocks.cuh"
+#include "common/last_block.cuh"
 #include "common/quantize.cuh"
 #include "mul_mat_dot.cuh"
 #include "mul_mat_products.cuh"
-
-#define ENTRY3(prefix, name) prefix##_##name
-#define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
 
 // Rows of a group of lanes, for N columns; see LaneGroups of src/cuda/ops/mul_mat.rs. With more rows, the instructions before and
 // behind the loop over k, and the loads of columns, are shared by more weights; with more columns or longer blocks, there are too few

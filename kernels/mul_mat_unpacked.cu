@@ -10,10 +10,6 @@
 #include "common/quant_dot_i.cuh"
 #include "mul_mat_dot.cuh"
 
-#define ENTRY3(prefix, name) prefix##_##name
-#define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
-
 // quant_multiply for any alignment of blocks that their type permits. Blocks that are not at the natural alignment of their size are
 // rare, so they share one loop for any number of columns.
 template <int N>

@@ -10,7 +10,7 @@ use fanout::ops::reduce::Reduce;
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::sort::Sort;
-use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, IQ4_XS, Q4_0, Q4_K, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
 /// Columns of the products: the widths of the vector kernels, of the kernels on tensor cores, and of the tiles of the GEMM;
@@ -48,7 +48,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(passes(s, 1));
     cases.extend([F16, Q4_K].map(|t| layers(s, t, 1, 1)));
-    cases.push(experts(Q4_K));
+    cases.extend([F16, Q4_K, IQ4_XS].map(experts));
     cases.push(router());
     cases.push(expert_sum(s));
     cases

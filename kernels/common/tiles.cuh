@@ -11,7 +11,7 @@ constexpr int MAGIC_BITS = 0x4b400000;
 constexpr float MAGIC = 12582912.0f;
 
 // MUL_MAT_ID with many tokens. A slot is one expert of one token, number `token * used + index`: a column of the product. The columns of
-// an expert are slots in ascending order, in groups of WIDTH = 8, 16, 32 or 64 positions, of which only the last has missing ones. A table
+// an expert are slots in ascending order, in groups of WIDTH = 8, 16, 32, 64 or 128 positions, of which only the last has missing ones. A table
 // (moe_tiles) has one after the other
 //
 //     u32 experts[groups]        the expert of each group, NO_EXPERT for slots without one (id -1), or NO_GROUP behind the last group

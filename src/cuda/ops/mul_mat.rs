@@ -21,7 +21,7 @@ use crate::cuda::kernel::{ColumnConversion, PackedLaunches};
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
-use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs, QuantizeColumnsArgs};
+use arguments::{ConvertColumnsArgs, MulMatArgs, MulMatIdArgs, RoundColumnsArgs};
 pub(in crate::cuda) use gemm::uses_gemm;
 use planes::{Planes, stride};
 use products::{PackedIdArgs, Products};
@@ -113,8 +113,8 @@ pub(super) struct Weights<'a> {
 fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
     if op.by_id {
-        if let Some(groups) = experts::ExpertGroups::of(a, IDS, layout, on)? {
-            return experts::select(a, &groups, on);
+        if let Some(groups) = experts::ExpertGroups::of(op.round, a, IDS, layout, on)? {
+            return experts::select(a, layout, &groups, on);
         }
     } else {
         let planes = Planes::of_scratch(a, b, on)?;
@@ -250,10 +250,10 @@ pub(super) fn convert_columns(
         ColumnForm::Widened => ("mul_mat_widen", column / 4, b.dtype().to_wire(), grid(blocks(k, THREADS, 1))),
         ColumnForm::Quantized => ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group)),
     };
-    let args = ConvertColumnsArgs { b: merged_rows(shape), stride, type_or_group, padding: 0 };
+    let args = ConvertColumnsArgs { b: merged_rows(shape), stride, type_or_group, to: 0 };
     let (entry, pointers) = (("mul_mat", name), [Ptr::Src(1), Ptr::Columns]);
     let launch = match form {
-        ColumnForm::Quantized => on.launch(entry, grid, &pointers, &QuantizeColumnsArgs(args))?,
+        ColumnForm::Quantized => on.launch(entry, grid, &pointers, &RoundColumnsArgs(args))?,
         ColumnForm::Widened => on.launch(entry, grid, &pointers, &args)?,
     };
     let conversion = ColumnConversion {

@@ -22,14 +22,19 @@ pub(super) struct MulMatArgs {
 }
 
 impl MulMatArgs {
-    /// The accesses of a, b and the destination. The kernels accept any address.
-    pub(super) fn accesses(&self) -> [Access; 3] {
+    /// The accesses of a, b and the destination, aligned to their elements.
+    pub(super) fn aligned_accesses(&self) -> [Access; 3] {
         let &MulMatArgs { k, m, n, planes, b2, r2, r3, a, b, dst, .. } = self;
         let b3 = planes.div_ceil(b2.max(1));
         let weights = Access::run(0, &[k]).along(m, a[0]).along(b2.div_ceil(r2.max(1)), a[1]);
         let columns = Access::column(1, k).along(n, b[0]).along(b2, b[1]).along(b3, b[2]);
         let result = Access::one(2).along(m, dst[0]).along(n, dst[1]).along(b2, dst[2]).along(b3, dst[3]);
-        [weights.along(b3.div_ceil(r3.max(1)), a[2]), columns, result].map(Access::unaligned)
+        [weights.along(b3.div_ceil(r3.max(1)), a[2]), columns, result]
+    }
+
+    /// The accesses of kernels that accept any address.
+    pub(super) fn accesses(&self) -> [Access; 3] {
+        self.aligned_accesses().map(Access::unaligned)
     }
 }
 
@@ -70,16 +75,17 @@ impl KernelArguments for MulMatIdArgs {
     }
 }
 
-/// `struct WidenArgs` of kernels/mul_mat.cu, and the fields of `struct QuantizeArgs`.
+/// `struct WidenArgs` of kernels/mul_mat.cu, and the fields of `struct QuantizeArgs` and `struct HalvesArgs`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct ConvertColumnsArgs {
     pub(super) b: Shape,
-    /// From one converted row to the next: elements; QuantizeArgs: bytes.
+    /// From one converted row to the next: elements in WidenArgs, otherwise bytes.
     pub(super) stride: u64,
-    /// WidenArgs: the type of b; otherwise: the elements per group.
+    /// QuantizeArgs: the elements per group; otherwise: the type of b.
     pub(super) type_or_group: u32,
-    pub(super) padding: u32,
+    /// HalvesArgs: the type of the result; otherwise 0.
+    pub(super) to: u32,
 }
 
 impl KernelArguments for ConvertColumnsArgs {
@@ -97,12 +103,12 @@ impl ConvertColumnsArgs {
     }
 }
 
-/// `struct QuantizeArgs` of kernels/mul_mat.cu: the stride counts bytes.
+/// `struct QuantizeArgs` and `struct HalvesArgs` of kernels/mul_mat.cu: the stride counts bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(transparent)]
-pub(super) struct QuantizeColumnsArgs(pub(super) ConvertColumnsArgs);
+pub(super) struct RoundColumnsArgs(pub(super) ConvertColumnsArgs);
 
-impl KernelArguments for QuantizeColumnsArgs {
+impl KernelArguments for RoundColumnsArgs {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
         Ok(self.0.accesses_with_strides_in(1))
     }

@@ -1,8 +1,10 @@
-//! MUL_MAT_ID of packed weights with many tokens, on tensor cores. A slot is one expert of one token. `moe_tiles` (kernels/moe.cu) sorts all
-//! slots by expert; the kernels of kernels/mul_mat_mma.cu then multiply groups of slots with the weights of their expert, and store each
-//! result at its slot. Products of the same columns by the same ids, gate and up, share the table and the quantised columns.
+//! MUL_MAT_ID with many tokens, on tensor cores. A slot is one expert of one token. `moe_tiles` (kernels/moe.cu) sorts all slots by expert.
+//! The GEMM, or for fewer slots the kernels of kernels/mul_mat_mma.cu, which read packed weights, then multiply groups of slots with the
+//! weights of their expert, and store each result at its slot. Products of the same columns by the same ids, gate and up, share the table and the
+//! converted columns.
 
 use super::super::{Access, Grid, KernelArguments, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::gemm::{self, GemmArgs};
 use super::mma::{TiledArgs, quantize_launch, row_blocks, table_bytes, tiled_launch, tiles_bytes};
 use super::planes::stride;
 use super::{
@@ -10,6 +12,7 @@ use super::{
     weight_strides,
 };
 use crate::cuda::kernel::{ColumnConversion, ColumnTable};
+use crate::ops::mul_mat::Precision;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
@@ -45,6 +48,15 @@ impl KernelArguments for MoeTilesArgs {
     }
 }
 
+/// The kernel that multiplies groups.
+#[derive(Clone, Copy)]
+enum GroupKernel {
+    /// 8-bit codes: tiles of 8 columns per group.
+    Tiles(u32),
+    /// The GEMM: columns per group.
+    Gemm(u32),
+}
+
 /// The slots of a node in groups of columns of the same expert.
 pub(super) struct ExpertGroups {
     /// The source of the ids.
@@ -52,8 +64,7 @@ pub(super) struct ExpertGroups {
     used: u32,
     slots: u32,
     experts: u32,
-    /// Tiles of 8 columns per group.
-    tiles: u32,
+    kernel: GroupKernel,
     /// Bytes between the results of slots.
     slot_stride: u64,
 }
@@ -65,6 +76,7 @@ impl ExpertGroups {
     /// Q4_K, a group of 8 columns takes 1.57 instructions per weight in the main loop, and the vector kernel 1.2 for each slot. With fewer
     /// slots, that kernel also computes gate, up and GLU in one launch instead of five.
     pub(super) fn of(
+        round: Precision,
         a: &TensorDesc,
         ids: u8,
         layout: WeightLayout,
@@ -75,29 +87,85 @@ impl ExpertGroups {
         let slots = u64::from(used) * u64::from(tokens);
         let slot_stride = if used == 1 { stride(&dst, 2) } else { stride(&dst, 1) };
         let is_even = used == 1 || tokens == 1 || dst.nb[2] == u64::from(used) * dst.nb[1];
+        let sorts = is_even && experts <= MAX_EXPERTS && used <= MAX_USED && slots <= u64::from(MAX_SLOTS);
+        if !sorts {
+            return Ok(None);
+        }
+        let groups = |kernel| ExpertGroups { ids, used, slots: slots as u32, experts, kernel, slot_stride };
+        if let Some(width) = gemm::width_for_experts(round, a, layout, slots, on)? {
+            return Ok(Some(groups(GroupKernel::Gemm(width))));
+        }
         let applies = layout == WeightLayout::Packed
             && on.gpu.capability >= MIN_MMA_CAPABILITY
             && on.node.aligned
-            && is_even
-            && experts <= MAX_EXPERTS
-            && used <= MAX_USED
-            && slots <= u64::from(MAX_SLOTS)
             && slots > u64::from(MAX_DOT_COLUMNS) * u64::from(experts);
         let tiles = tiles_of_group(slots as u32 / experts.max(1), group_len(a) == 256);
-        let groups = ExpertGroups { ids, used, slots: slots as u32, experts, tiles, slot_stride };
+        let groups = groups(GroupKernel::Tiles(tiles));
         let fits = || tiles_bytes(k, group_len(a) as u32, tiles).saturating_mul(groups.count().into()) <= MAX_BYTES;
         Ok((applies && fits()).then_some(groups))
     }
 
     /// Columns of a group.
     fn width(&self) -> u32 {
-        MMA_TILE_COLUMNS * self.tiles
+        match self.kernel {
+            GroupKernel::Tiles(tiles) => MMA_TILE_COLUMNS * tiles,
+            GroupKernel::Gemm(width) => width,
+        }
     }
 
     /// A bound of the number of groups: each expert, and the slots without one, may have one group that is not full.
     fn count(&self) -> u32 {
         let experts = (self.experts + 1).min(self.slots);
         (self.slots + experts * (self.width() - 1)) / self.width()
+    }
+
+    /// The launch that writes the table, at a byte offset behind the columns.
+    fn table_at(&self, table: u64, on: &NodeOnGpu<'_>) -> Result<ColumnTable, Unsupported> {
+        let ids = on.shape(on.src(self.ids.into())?)?;
+        let args = MoeTilesArgs {
+            table,
+            ids: [ids.nb[0], ids.nb[1]],
+            experts: self.experts,
+            used: self.used,
+            slots: self.slots,
+            groups: self.count(),
+            log2_width: self.width().ilog2(),
+            padding: 0,
+        };
+        let pointers = [Ptr::Src(self.ids), Ptr::Columns, Ptr::ErrorWord];
+        let launch = on.launch(("moe", "moe_tiles"), Grid::line(1, TILES_THREADS), &pointers, &args)?;
+        Ok(ColumnTable { launch, source: self.ids.into() })
+    }
+
+    /// Bytes of the table.
+    fn table_bytes(&self) -> u64 {
+        table_bytes(self.count(), self.width(), self.slots.into())
+    }
+
+    /// The arguments of a product whose columns have these strides, but for `log2_lanes`.
+    fn product(
+        &self,
+        a: &TensorDesc,
+        layout: WeightLayout,
+        b: [u64; 3],
+        on: &NodeOnGpu<'_>,
+    ) -> Result<MulMatArgs, Unsupported> {
+        let (shape, dst) = (on.shape(a)?, on.shape(on.dst())?);
+        let [k, m, ..] = shape.ne;
+        let [_, a1, a2, _] = weight_strides(a, &shape, layout);
+        Ok(MulMatArgs {
+            k,
+            m,
+            n: self.width(),
+            log2_lanes: 0,
+            planes: self.count(),
+            b2: self.experts,
+            r2: self.slots,
+            r3: 1,
+            a: [a1, a2, 0],
+            b,
+            dst: [stride(&dst, 0), self.slot_stride, 0, 0],
+        })
     }
 }
 
@@ -116,52 +184,56 @@ fn tiles_of_group(average: u32, is_k_type: bool) -> u32 {
 }
 
 /// The launches of the product by groups.
-pub(super) fn select(a: &TensorDesc, of: &ExpertGroups, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
-    let (shape, ids, dst) = (on.shape(a)?, on.shape(on.src(of.ids.into())?)?, on.shape(on.dst())?);
-    let ([k, m, ..], group, groups, width) = (shape.ne, group_len(a) as u32, of.count(), of.width());
-    let group_bytes = tiles_bytes(k, group, of.tiles);
+pub(super) fn select(
+    a: &TensorDesc,
+    layout: WeightLayout,
+    groups: &ExpertGroups,
+    on: &NodeOnGpu<'_>,
+) -> Result<NodeLaunches, Unsupported> {
+    match groups.kernel {
+        GroupKernel::Tiles(tiles) => by_tiles(a, tiles, groups, on),
+        GroupKernel::Gemm(_) => by_gemm(a, layout, groups, on),
+    }
+}
+
+/// Products of 8-bit codes. The columns are gathered while they are quantised.
+fn by_tiles(a: &TensorDesc, tiles: u32, of: &ExpertGroups, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    let (group, groups, width) = (group_len(a) as u32, of.count(), of.width());
+    let group_bytes = tiles_bytes(on.shape(a)?.ne[0], group, tiles);
     let too_large = || on.unsupported("b is too large");
     let table = group_bytes.checked_mul(groups.into()).ok_or_else(too_large)?;
-    let bytes = table.checked_add(table_bytes(groups, width, of.slots.into())).ok_or_else(too_large)?;
-    let ExpertGroups { used, slots, experts, tiles, slot_stride, .. } = *of;
-
-    let args = MoeTilesArgs {
-        table,
-        ids: [ids.nb[0], ids.nb[1]],
-        experts,
-        used,
-        slots,
-        groups,
-        log2_width: width.ilog2(),
-        padding: 0,
-    };
-    let pointers = [Ptr::Src(of.ids), Ptr::Columns, Ptr::ErrorWord];
-    let sort = on.launch(("moe", "moe_tiles"), Grid::line(1, TILES_THREADS), &pointers, &args)?;
+    let bytes = table.checked_add(of.table_bytes()).ok_or_else(too_large)?;
     let b = on.src(1)?;
     // Blocks for the rows, and for the missing columns of groups.
     let rows = b.rows() as u64 + u64::from(groups);
-    let quantize = quantize_launch(a, on.shape(b)?, (used, tiles), rows, Some((table, groups)), on)?;
+    let quantize = quantize_launch(a, on.shape(b)?, (of.used, tiles), rows, Some((table, groups)), on)?;
 
     // Most groups that have an expert.
-    let others = u64::from(slots.div_ceil(width).max(experts.min(slots)));
+    let others = u64::from(of.slots.div_ceil(width).max(of.experts.min(of.slots)));
     let (in_x, log2_lanes) = row_blocks(a, others, on)?;
-    let [_, a1, a2, _] = weight_strides(a, &shape, WeightLayout::Packed);
-    let product = MulMatArgs {
-        k,
-        m,
-        n: width,
-        log2_lanes,
-        planes: groups,
-        b2: experts,
-        r2: slots,
-        r3: 1,
-        a: [a1, a2, 0],
-        b: [group_bytes / u64::from(width), group_bytes, 0],
-        dst: [stride(&dst, 0), slot_stride, 0, 0],
-    };
+    let b = [group_bytes / u64::from(width), group_bytes, 0];
+    let product = MulMatArgs { log2_lanes, ..of.product(a, WeightLayout::Packed, b, on)? };
     let launch = tiled_launch(a, tiles, [in_x, 1, groups.into()], &TiledArgs { product, table }, on)?;
-    let table = Some(ColumnTable { launch: sort, source: of.ids.into() });
+    let table = Some(of.table_at(table, on)?);
     let conversion = ColumnConversion { launch: quantize, table, bytes, column: 0, group: None };
+    Ok(NodeLaunches { columns: Some(conversion), ..NodeLaunches::one(launch) })
+}
+
+/// Products of halves. The columns are converted in the order of b; the GEMM gathers them when it stages a tile.
+fn by_gemm(
+    a: &TensorDesc,
+    layout: WeightLayout,
+    of: &ExpertGroups,
+    on: &NodeOnGpu<'_>,
+) -> Result<NodeLaunches, Unsupported> {
+    let (conversion, columns) = gemm::convert_columns(a.dtype(), on)?;
+    let table = conversion.bytes;
+    let bytes = table.checked_add(of.table_bytes()).ok_or_else(|| on.unsupported("b is too large"))?;
+    let product = of.product(a, layout, [columns.shape.nb[1], 0, 0], on)?;
+    let args = GemmArgs { of: TiledArgs { product, table }, used: of.used, rows: columns.shape.ne[1] };
+    let launch = gemm::launch_by_table(a, args, on)?;
+    let table = Some(of.table_at(table, on)?);
+    let conversion = ColumnConversion { table, bytes, column: 0, ..conversion };
     Ok(NodeLaunches { columns: Some(conversion), ..NodeLaunches::one(launch) })
 }
 
@@ -179,13 +251,24 @@ mod tests {
     /// The number of groups of any distribution of the slots is within the bound.
     #[test]
     fn groups_of_any_slots_are_within_the_bound() {
-        for (slots, experts, tiles) in [(1, 1, 8), (7, 3, 1), (300, 4, 2), (65536, 512, 1), (65536, 1, 8), (5, 512, 4)]
-        {
-            let of = ExpertGroups { ids: 2, used: 1, slots, experts, tiles, slot_stride: 4 };
+        use GroupKernel::{Gemm, Tiles};
+        for (slots, experts, kernel) in [
+            (1, 1, Tiles(8)),
+            (7, 3, Tiles(1)),
+            (300, 4, Tiles(2)),
+            (65536, 512, Tiles(1)),
+            (65536, 1, Gemm(128)),
+            (5, 512, Gemm(64)),
+        ] {
+            let of = ExpertGroups { ids: 2, used: 1, slots, experts, kernel, slot_stride: 4 };
             // One slot in each group but one, as far as there are experts, is the worst.
             let single = experts.min(slots - 1);
             let most = single + (slots - single).div_ceil(of.width());
-            assert!(most <= of.count() && of.count() <= slots, "{slots} slots, {experts} experts, {tiles} tiles");
+            assert!(
+                most <= of.count() && of.count() <= slots,
+                "{slots} slots, {experts} experts, {} columns",
+                of.width()
+            );
         }
     }
 

@@ -1,13 +1,15 @@
 //! Launches of the GEMM on tensor cores, for many columns: kernels/mul_mat_gemm.cu and kernels/mul_mat_gemm_blocks.cu.
 
 use super::super::{
-    Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape,
-    Unsupported, can_pack, saturating_product,
+    Access, Grid, KernelArguments, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr,
+    Unsupported, can_pack,
 };
+use super::arguments::{ConvertColumnsArgs, RoundColumnsArgs};
+use super::mma::TiledArgs;
 use super::planes::{Planes, stride};
 use super::{
-    Columns, MAX_HALF_COLUMNS, MAX_MMA_COLUMNS, MulMatArgs, WeightLayout, launch_typed, merged_rows, mul_mat_args,
-    scratch_shape,
+    Columns, MAX_DOT_COLUMNS, MAX_HALF_COLUMNS, MAX_MMA_COLUMNS, MulMatArgs, WeightLayout, launch_typed, merged_rows,
+    mul_mat_args, scratch_shape,
 };
 use crate::cuda::kernel::{COUNTER_BYTES, ColumnConversion};
 use crate::ops::mul_mat::{MulMat, Precision};
@@ -34,48 +36,19 @@ const BLOCKS_PER_MULTIPROCESSOR: u64 = 2;
 /// single row has the stride 0 here; the limit of a converted column bounds its length.
 const MAX_STRIDE: u64 = (1 << 32) / GEMM_ROWS as u64;
 
-/// `struct HalvesArgs` of kernels/mul_mat.cu.
+/// `struct GemmArgs` of kernels/mul_mat_gemm.cuh. `log2_lanes` of the product are the elements of k for each block.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct HalvesArgs {
-    b: Shape,
-    stride: u64,
-    dtype: u32,
-    to: u32,
-}
-
-impl KernelArguments for HalvesArgs {
-    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        let bytes = self.stride.saturating_mul(saturating_product(&self.b.ne[1..]));
-        Ok(vec![self.b.access(0).unaligned(), Access::bytes(1, bytes)])
-    }
-}
-
-/// `struct GemmArgs` of kernels/mul_mat_gemm.cuh.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct GemmArgs {
-    k: u32,
-    m: u32,
-    n: u32,
-    share: u32,
-    planes: u32,
-    b2: u32,
-    r2: u32,
-    r3: u32,
-    a: [u64; 3],
-    b: [u64; 3],
-    dst: [u64; 4],
+pub(super) struct GemmArgs {
+    pub(super) of: TiledArgs,
+    /// With a table: slots, and rows of b, per token.
+    pub(super) used: u32,
+    pub(super) rows: u32,
 }
 
 impl KernelArguments for GemmArgs {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        let &GemmArgs { k, m, n, planes, b2, r2, r3, a, b, dst, .. } = self;
-        let b3 = planes.div_ceil(b2.max(1));
-        let weights = Access::run(0, &[k]).along(m, a[0]).along(b2.div_ceil(r2.max(1)), a[1]);
-        let columns = Access::column(1, k).along(n, b[0]).along(b2, b[1]).along(b3, b[2]);
-        let result = Access::one(2).along(m, dst[0]).along(n, dst[1]).along(b2, dst[2]).along(b3, dst[3]);
-        Ok(vec![weights.along(b3.div_ceil(r3.max(1)), a[2]), columns, result])
+        Ok(self.of.table_accesses().unwrap_or_else(|| self.of.product.aligned_accesses().into()))
     }
 }
 
@@ -91,6 +64,12 @@ fn staged_type(weights: DType) -> Option<DType> {
 /// of 8.0, 9.0 and 10.0 do 1024 to 4096. Packed weights keep the kernels of 8-bit codes there: on an A40, Q4_K 4096 x 4096 by 512 takes
 /// 125 us with them, and 178 us at the rate of F16 (modelled, scripts/roofline_model.py).
 const CAPABILITIES_FOR_INT8: [u32; 4] = [86, 89, 120, 121];
+
+/// Slots per expert, on average, up to which MUL_MAT_ID of block types in ggml's layout multiplies slot by slot: a tile of 128 columns takes
+/// 14 instructions per weight for IQ2_XXS, however few columns it has, and the vector kernel 4.4 for each slot; where halves are slow, a tile
+/// takes the time of 16 slots.
+const MAX_SLOTS_BY_ID: u32 = 4;
+const MAX_SLOTS_BY_ID_FOR_INT8: u32 = 16;
 
 /// With more columns than this, products use the GEMM. `None`: with no number of columns.
 fn max_columns_without_gemm(weights: DType, layout: WeightLayout, capability: u32) -> Option<u32> {
@@ -117,6 +96,22 @@ fn may_round(round: Precision, staged: DType) -> bool {
     }
 }
 
+/// The most columns for which products of weights `a` use other kernels. `None` if the GEMM computes no product of them.
+fn max_columns_without(
+    round: Precision,
+    a: &TensorDesc,
+    layout: WeightLayout,
+    on: &NodeOnGpu<'_>,
+) -> Result<Option<u32>, Unsupported> {
+    let Some(staged) = staged_type(a.dtype()) else { return Ok(None) };
+    let short = |bytes: u64| bytes < MAX_STRIDE;
+    let applies = on.node.aligned
+        && may_round(round, staged)
+        && short(stride(&on.shape(a)?, 1))
+        && short(column_bytes(a.ne()[0]));
+    Ok(max_columns_without_gemm(a.dtype(), layout, on.gpu.capability).filter(|_| applies))
+}
+
 /// Whether the GEMM computes the product of weights `a` with these planes of columns.
 pub(super) fn applies(
     op: MulMat,
@@ -125,15 +120,35 @@ pub(super) fn applies(
     layout: WeightLayout,
     on: &NodeOnGpu<'_>,
 ) -> Result<bool, Unsupported> {
-    let Some(staged) = staged_type(a.dtype()) else { return Ok(false) };
-    let most_without = max_columns_without_gemm(a.dtype(), layout, on.gpu.capability);
-    let short = |bytes: u64| bytes < MAX_STRIDE;
-    Ok(most_without.is_some_and(|most| planes.n > most)
-        && on.node.aligned
-        && may_round(op.round, staged)
-        && short(stride(&on.shape(a)?, 1))
-        && short(column_bytes(a.ne()[0]))
-        && u64::from(planes.count(on)?) <= MAX_GRID_YZ)
+    let most_without = max_columns_without(op.round, a, layout, on)?;
+    Ok(most_without.is_some_and(|most| planes.n > most) && u64::from(planes.count(on)?) <= MAX_GRID_YZ)
+}
+
+/// Columns of a tile, if the GEMM computes the products of experts with `slots` slots in all.
+pub(super) fn width_for_experts(
+    round: Precision,
+    a: &TensorDesc,
+    layout: WeightLayout,
+    slots: u64,
+    on: &NodeOnGpu<'_>,
+) -> Result<Option<u32>, Unsupported> {
+    let Some(most) = max_columns_without(round, a, layout, on)? else { return Ok(None) };
+    let most = match (layout, a.dtype().is_block()) {
+        (WeightLayout::Packed, _) => most,
+        (WeightLayout::Ggml, false) => MAX_DOT_COLUMNS,
+        (WeightLayout::Ggml, true) if CAPABILITIES_FOR_INT8.contains(&on.gpu.capability) => MAX_SLOTS_BY_ID_FOR_INT8,
+        (WeightLayout::Ggml, true) => MAX_SLOTS_BY_ID,
+    };
+    let experts = u64::from(on.shape(a)?.ne[2]);
+    // The kernel addresses all columns by 32-bit offsets.
+    let all_bytes = column_bytes(a.ne()[0]).saturating_mul(on.src(1)?.rows() as u64);
+    let applies = slots > u64::from(most) * experts && u32::try_from(all_bytes).is_ok();
+    Ok(applies.then(|| tile_width(a.dtype(), slots.div_ceil(experts.max(1)))))
+}
+
+/// Columns of a tile for products with `n` columns.
+fn tile_width(weights: DType, n: u64) -> u32 {
+    if n <= 64 && !weights.is_block() { 64 } else { 128 }
 }
 
 /// Bytes of a converted column: halves, zeros up to a multiple of 16 bytes, and a power of two.
@@ -149,15 +164,16 @@ pub(super) fn select(a: &TensorDesc, layout: WeightLayout, on: &NodeOnGpu<'_>) -
 }
 
 /// A launch that rounds the columns of the node to the staged type, and the result.
-fn convert_columns(weights: DType, on: &NodeOnGpu<'_>) -> Result<(ColumnConversion, Columns), Unsupported> {
+pub(super) fn convert_columns(weights: DType, on: &NodeOnGpu<'_>) -> Result<(ColumnConversion, Columns), Unsupported> {
     let b = on.src(1)?;
     let column = column_bytes(b.ne()[0]);
     let bytes = column.checked_mul(b.rows() as u64).ok_or_else(|| on.unsupported("b is too large"))?;
     let shape = on.shape(b)?;
     let to = staged_type(weights).unwrap_or(DType::F16).to_wire();
-    let args = HalvesArgs { b: merged_rows(shape), stride: column, dtype: b.dtype().to_wire(), to };
+    let args = ConvertColumnsArgs { b: merged_rows(shape), stride: column, type_or_group: b.dtype().to_wire(), to };
     let grid = Grid::line(b.rows() as u64, HALVES_THREADS);
-    let launch = on.launch(("mul_mat", "mul_mat_halves"), grid, &[Ptr::Src(1), Ptr::Columns], &args)?;
+    let launch =
+        on.launch(("mul_mat", "mul_mat_halves"), grid, &[Ptr::Src(1), Ptr::Columns], &RoundColumnsArgs(args))?;
     let conversion = ColumnConversion { launch, table: None, bytes, column, group: None };
     Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
 }
@@ -170,12 +186,14 @@ fn launch(
     on: &NodeOnGpu<'_>,
 ) -> Result<(KernelLaunch, u64), Unsupported> {
     let planes = Planes::of(a, &columns.shape, on)?;
-    let MulMatArgs { k, m, n, planes, b2, r2, r3, a: strides, b, dst, .. } = mul_mat_args(a, &planes, layout, 0, on)?;
-    let width = if n <= 64 && !a.dtype().is_block() { 64 } else { 128 };
+    let product = mul_mat_args(a, &planes, layout, 0, on)?;
+    let MulMatArgs { k, m, n, planes, .. } = product;
+    let width = tile_width(a.dtype(), n.into());
     let tiles = u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
     let share = share_of_block(k, tiles * u64::from(planes), on.gpu.multiprocessors);
     let splits = u64::from(k.div_ceil(share));
-    let args = GemmArgs { k, m, n, share, planes, b2, r2, r3, a: strides, b, dst };
+    let product = MulMatArgs { log2_lanes: share, ..product };
+    let args = GemmArgs { of: TiledArgs { product, table: 0 }, used: 0, rows: 0 };
     let grid = Grid::of([tiles, splits, planes.into()], GEMM_THREADS);
     let (parts, counts, scratch) = if splits == 1 {
         (Ptr::Null, Ptr::Null, 0)
@@ -186,6 +204,20 @@ fn launch(
     let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, parts, counts];
     let launch = launch_typed("gemm_", &format!("gemm{width}"), a, grid, &pointers, &args, on)?;
     Ok((launch.with_accesses([Access::bytes(3, scratch)]), scratch))
+}
+
+/// The launch that multiplies groups of slots with their experts, by a table.
+pub(super) fn launch_by_table(
+    a: &TensorDesc,
+    mut args: GemmArgs,
+    on: &NodeOnGpu<'_>,
+) -> Result<KernelLaunch, Unsupported> {
+    let product = &mut args.of.product;
+    product.log2_lanes = product.k.next_multiple_of(GEMM_DEPTH);
+    let (width, groups) = (product.n, product.planes);
+    let grid = Grid::of([product.m.div_ceil(GEMM_ROWS).into(), 1, groups.into()], GEMM_THREADS);
+    let pointers = [Ptr::Src(0), Ptr::Columns, Ptr::Dst, Ptr::Null, Ptr::Null];
+    launch_typed("gemm_", &format!("gemm{width}"), a, grid, &pointers, &args, on)
 }
 
 /// Elements of k for each block of `tiles` tiles: split-K gives each multiprocessor two blocks, if k is long enough and the counters of the

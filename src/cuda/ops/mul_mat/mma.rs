@@ -46,7 +46,8 @@ impl KernelArguments for QuantizeTilesArgs {
     }
 }
 
-/// `struct TiledArgs` of kernels/mul_mat_mma.cu. With a table, `b2` of the product is the number of experts, and `r2` that of slots.
+/// `struct TiledArgs` of kernels/mul_mat_mma.cu. With a table, planes of the product are its groups, of `n` columns each, `b2` is the number
+/// of experts, and `r2` that of slots.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct TiledArgs {
@@ -54,14 +55,23 @@ pub(super) struct TiledArgs {
     pub(super) table: u64,
 }
 
+impl TiledArgs {
+    /// The accesses with a table; `None` without one.
+    pub(super) fn table_accesses(&self) -> Option<Vec<Access>> {
+        let MulMatArgs { k, m, n, planes, b2, r2, a, dst, .. } = self.product;
+        let weights = Access::run(0, &[k]).along(m, a[0]).along(b2, a[1]);
+        let columns = Access::bytes(1, self.table.saturating_add(table_bytes(planes, n, r2.into())));
+        let result = Access::one(2).along(m, dst[0]).along(r2, dst[1]);
+        (self.table != 0).then(|| vec![weights, columns, result])
+    }
+}
+
 impl KernelArguments for TiledArgs {
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
-        let MulMatArgs { k, m, n, planes, b2, r2, a, b, dst, .. } = self.product;
-        if self.table != 0 {
-            let weights = Access::run(0, &[k]).along(m, a[0]).along(b2, a[1]);
-            let columns = Access::bytes(1, self.table.saturating_add(table_bytes(planes, n, r2.into())));
-            return Ok(vec![weights, columns, Access::one(2).along(m, dst[0]).along(r2, dst[1])]);
+        if let Some(accesses) = self.table_accesses() {
+            return Ok(accesses);
         }
+        let MulMatArgs { planes, b2, b, .. } = self.product;
         let [weights, _, result] = self.product.accesses();
         // The kernels read columns in tiles as whole planes.
         let columns = Access::bytes(1, b[1]).along(b2, b[1]).along(planes.div_ceil(b2.max(1)), b[2]);

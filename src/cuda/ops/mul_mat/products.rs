@@ -12,6 +12,7 @@ use super::{
 };
 use super::{columns_of, group_len, half_warps, launch_typed, mul_mat_args, mul_mat_id_launch};
 use crate::cuda::kernel::COUNTER_BYTES;
+use crate::ops::mul_mat::Precision;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
@@ -119,7 +120,7 @@ pub(in super::super) fn products_by_id(
     up: Option<Ptr>,
     quantized: u64,
 ) -> Result<NodeLaunches, Unsupported> {
-    if ExpertGroups::of(on.src(0)?, ids, WeightLayout::Packed, on)?.is_some() {
+    if ExpertGroups::of(Precision::Any, on.src(0)?, ids, WeightLayout::Packed, on)?.is_some() {
         return Err(on.unsupported("so many tokens that the columns of an expert are multiplied at a time"));
     }
     let (columns, conversion) = columns_of(on)?;
