@@ -13,7 +13,7 @@ network except crates.io.
   all     the following steps
   lint    formatting and clippy, with warnings as errors; the fuzz targets too; format and lock file of interop8
   build   compiles the tests
-  run     runs the tests; runs each benchmark once, to check that it works
+  run     runs the tests; runs each benchmark once, to check that it works; runs the concurrent core in some thousand orders of its threads
   doc     builds the documentation, with warnings as errors
 
   -h, --help  this text
@@ -82,6 +82,8 @@ for name in "${steps[@]}"; do
             tests
             step cargo test --locked --workspace --bench ops --bench small_graphs
             step cargo test --locked --workspace --bench matvec -- --test
+            step cargo build --locked --workspace --bin orders
+            step "${CARGO_TARGET_DIR:-target}/debug/orders"
             ;;
         doc) RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps ;;
     esac

@@ -182,6 +182,7 @@ pub mod sched;
 pub mod self_test;
 mod setters;
 mod size;
+mod sync;
 pub mod tensor;
 
 /// This build: the crate's version and, in a checkout, the revision.

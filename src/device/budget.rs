@@ -2,8 +2,8 @@
 //! ([`Reservation`]) belongs to what uses the amount, and releases it when that is dropped.
 
 use super::DeviceError;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// A limit on what its [`Reservation`]s hold together: bytes, threads, connections. What is reserved in a budget counts against
 /// its parent too. The limits of several children may add up to more than the parent's: the parent's limit holds as well.

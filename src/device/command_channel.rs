@@ -13,11 +13,9 @@
 
 use super::queue_threads::{Lane, QueueThreads, RunCommands, Turn};
 use super::{CallbackRegistration, DeviceError, MemoryBudget, TimelinePoint};
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, MutexGuard, Unpoisoned, Weak, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::Instant;
 
 /// Limit on the commands that are pending in a channel. A submitter that would exceed it waits: the backpressure of a queue.
 const MAX_PENDING_COMMANDS: usize = 64;
@@ -141,7 +139,7 @@ impl<X: Executor> CommandChannel<X> {
             if state.closed {
                 return Err(DeviceError::Ended);
             }
-            let remaining = deadline.saturating_duration_since(Instant::now());
+            let remaining = deadline.saturating_duration_since(sync::now());
             if remaining.is_zero() {
                 return Err(DeviceError::Deadline("earlier commands of the queue"));
             }

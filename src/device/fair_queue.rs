@@ -29,8 +29,9 @@
 //! for, if another tenant has had a turn in the last [`RECENT`]. This leaves the device idle for a while, which only tenants with
 //! overlong commands pay for.
 
+use crate::sync::Instant;
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Share of a tenant for which no other one is set.
 pub(crate) const DEFAULT_SHARE: u32 = 100;

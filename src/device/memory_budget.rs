@@ -7,9 +7,9 @@
 use super::DeviceError;
 use super::budget::{Budget, Reservation};
 use super::fair_queue::DEFAULT_SHARE;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Arc, LazyLock, OnceLock, static_atomic};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 /// Most mappings of CPU device memory in a process. The rest of what the system allows (65,530 on Linux) is left to threads
@@ -87,7 +87,7 @@ impl MemoryBudget {
         parent: Option<Arc<MemoryBudget>>,
         mappings: Option<Arc<Budget>>,
     ) -> Arc<MemoryBudget> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        static NEXT_ID: static_atomic::AtomicU64 = static_atomic::AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (share, max_run) = (AtomicU32::new(DEFAULT_SHARE), OnceLock::new());
         Arc::new(MemoryBudget { bytes, parent, mappings, id, device_nanos: AtomicU64::new(0), share, max_run })

@@ -77,6 +77,7 @@ mod mapped;
 mod memory;
 mod memory_budget;
 pub mod noop;
+mod pending_read;
 mod queue_threads;
 mod repack;
 mod tensors;
@@ -113,12 +114,13 @@ pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::MemoryBudget;
 pub(crate) use memory_budget::process_mappings;
+pub use pending_read::{PendingRead, PendingReadSender};
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
 #[cfg(test)]
 pub(crate) use repack::FIRST_REPACK_DELAY;
 pub(crate) use repack::{MIN_PACKED_BYTES, RepackDelays, next_layout_version};
 pub use tensors::{TensorMemory, TensorPlan};
-pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
+pub use timeline::{CallbackRegistration, CompletionSource, Timeline, TimelinePoint};
 #[cfg(feature = "server")]
 pub(crate) use timeline::{POLL_INTERVAL, SPIN_BEFORE_SLEEP};
 

@@ -23,13 +23,12 @@
 use super::fair_queue::{FairQueue, FlowKeys, MIN_TURN, SLICE};
 use super::timeline::POLL_INTERVAL;
 use super::{DeviceActivity, MemoryBudget};
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::thread::{self, Thread};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a command may occupy the thread that runs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,7 +148,7 @@ impl Turn {
             return false;
         }
         let slice = if signals.interrupted.load(Ordering::Relaxed) { self.slice.min(MIN_TURN) } else { self.slice };
-        self.began.elapsed() >= slice
+        sync::now() - self.began >= slice
     }
 
     /// Whether the turn should end within a command: it is over, and others than its own session wait.
@@ -161,7 +160,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.lanes.end_turn(self.lane, &self.session, self.began.elapsed());
+        self.lanes.end_turn(self.lane, &self.session, sync::now() - self.began);
     }
 }
 
@@ -187,7 +186,7 @@ impl QueueThreads {
         let threads = QueueThreads(Arc::new(StopOnDrop(Arc::new(lanes))));
         for lane in std::iter::once(Lane::Long).chain(std::iter::repeat_n(Lane::Short, short)) {
             let lanes = Arc::clone(threads.lanes());
-            std::thread::Builder::new().name(name.to_owned()).spawn(move || lanes.serve(lane))?;
+            thread::Builder::new().name(name.to_owned()).spawn(move || lanes.serve(lane))?;
         }
         Ok(threads)
     }
@@ -219,17 +218,14 @@ impl QueueThreads {
         if let Some(turn) = self.try_begin(lane, session) {
             return turn;
         }
-        let waiting = Arc::new(WaitingThread {
-            session: Arc::clone(session),
-            thread: std::thread::current(),
-            turn: Mutex::new(None),
-        });
+        let waiting =
+            Arc::new(WaitingThread { session: Arc::clone(session), thread: thread::current(), turn: Mutex::new(None) });
         self.lanes().push(lane, session.flow_keys(), Waiter::Thread(Arc::clone(&waiting)));
         loop {
             if let Some(turn) = waiting.turn.lock().unpoisoned().take() {
                 return turn;
             }
-            std::thread::park();
+            thread::park();
         }
     }
 
@@ -303,7 +299,7 @@ impl Lanes {
     pub(super) fn schedule_poll(&self, channel: Arc<dyn RunCommands>) {
         let mut state = lock(&self.state);
         state.polled.push(channel);
-        state.next_poll.get_or_insert_with(|| Instant::now() + POLL_INTERVAL);
+        state.next_poll.get_or_insert_with(|| sync::now() + POLL_INTERVAL);
         self.store_waiting(&mut state, Lane::Short);
         drop(state);
         self.signals(Lane::Short).changed.notify_one();
@@ -328,7 +324,7 @@ impl Lanes {
 
     /// A turn that `turns` of the lane counts already.
     fn turn(self: &Arc<Self>, lane: Lane, session: &Arc<MemoryBudget>, slice: Duration) -> Turn {
-        Turn { lanes: Arc::clone(self), lane, session: Arc::clone(session), began: Instant::now(), slice }
+        Turn { lanes: Arc::clone(self), lane, session: Arc::clone(session), began: sync::now(), slice }
     }
 
     fn end_turn(self: &Arc<Self>, lane: Lane, session: &MemoryBudget, time: Duration) {
@@ -337,7 +333,7 @@ impl Lanes {
         let mut state = lock(&self.state);
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;
-        let now = Instant::now();
+        let now = sync::now();
         let charged = of_lane.charged_time(time, now);
         of_lane.waiting.charge(session.flow_keys(), charged, session.share(), now);
         if of_lane.waiting.len() > 0 {
@@ -348,7 +344,7 @@ impl Lanes {
     fn serve(self: &Arc<Self>, lane: Lane) {
         let mut state = lock(&self.state);
         while !state.stopped {
-            if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= Instant::now()) {
+            if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= sync::now()) {
                 state.next_poll = None;
                 for channel in std::mem::take(&mut state.polled) {
                     let keys = channel.session().flow_keys();
@@ -368,7 +364,7 @@ impl Lanes {
             }
             let next_poll = state.next_poll.filter(|_| lane == Lane::Short);
             let held_until = state.lane(lane).held_until();
-            if held_until.is_some_and(|until| until <= Instant::now()) {
+            if held_until.is_some_and(|until| until <= sync::now()) {
                 self.give_turns(&mut state, lane);
                 continue;
             }
@@ -376,7 +372,7 @@ impl Lanes {
             state = match next_poll.into_iter().chain(held_until).min() {
                 None => changed.wait(state).unpoisoned(),
                 Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
+                    let left = until.saturating_duration_since(sync::now());
                     changed.wait_timeout(state, left).unpoisoned().0
                 }
             };
@@ -409,7 +405,7 @@ impl LaneState {
     fn update_contention(&mut self) {
         match (self.waiting.len(), self.contended_since) {
             (0, _) => self.contended_since = None,
-            (_, None) => self.contended_since = Some(Instant::now()),
+            (_, None) => self.contended_since = Some(sync::now()),
             (_, Some(_)) => {}
         }
     }
@@ -425,7 +421,7 @@ impl LaneState {
         if self.turns >= self.max_turns {
             return None;
         }
-        let next = self.waiting.pop(Instant::now())?;
+        let next = self.waiting.pop(sync::now())?;
         self.turns += 1;
         Some(next)
     }

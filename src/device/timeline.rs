@@ -1,17 +1,15 @@
-//! Timelines and their points, by which queues and the host wait for submitted work; and pending reads.
+//! Timelines and their points, by which queues and the host wait for submitted work.
 //!
 //! A [`Timeline`] is a counter of completed work, like a Vulkan timeline semaphore: each queue has one and advances it. A
 //! [`TimelinePoint`] is a value of that counter, made by [`Queue::mark`](super::Queue::mark). A timeline that fails never
-//! advances again: every point that was not reached by then fails with the queue's error. A [`PendingRead`] is the future of a
-//! download.
+//! advances again: every point that was not reached by then fails with the queue's error.
 
 use super::DeviceError;
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, Weak, lock};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
 pub(crate) const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
@@ -239,7 +237,7 @@ impl TimelinePoint {
             state = match deadline {
                 None => self.timeline.advanced_or_failed.wait(state).unpoisoned(),
                 Some(at) => {
-                    let left = at.saturating_duration_since(Instant::now());
+                    let left = at.saturating_duration_since(sync::now());
                     if left.is_zero() {
                         return Err(DeviceError::Deadline("a point on a queue"));
                     }
@@ -250,16 +248,16 @@ impl TimelinePoint {
     }
 
     fn wait_polling(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
-        let began = Instant::now();
+        let began = sync::now();
         while !self.poll()? {
-            let now = Instant::now();
+            let now = sync::now();
             if deadline.is_some_and(|at| now >= at) {
                 return Err(DeviceError::Deadline("a point on a queue"));
             }
             let expected = self.timeline.source.as_ref().and_then(|source| source.expected_end(self.seq));
             match pause_before_poll(now, began, expected) {
-                Some(pause) => std::thread::sleep(deadline.map_or(pause, |at| pause.min(at - now))),
-                None => std::hint::spin_loop(),
+                Some(pause) => sync::thread::sleep(deadline.map_or(pause, |at| pause.min(at - now))),
+                None => sync::spin_loop(),
             }
         }
         Ok(())
@@ -309,91 +307,6 @@ impl Drop for CallbackRegistration {
             // Dropped outside of the lock: the callback may own the last reference to anything.
             drop(callback);
         }
-    }
-}
-
-/// The future of a value that a device delivers later: by default the bytes of a download.
-pub struct PendingRead<T = Vec<u8>>(Pending<T>);
-
-enum Pending<T> {
-    /// The result is here.
-    Ready(T),
-    /// A [`PendingReadSender`] delivers the result.
-    Sent(crossbeam::channel::Receiver<Result<T, DeviceError>>),
-    /// The waiter's thread fetches the result.
-    Fetched(FetchResult<T>),
-}
-
-/// Blocks for the result until a deadline.
-type FetchResult<T> = Box<dyn FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send>;
-
-impl<T> fmt::Debug for PendingRead<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_ready() { "PendingRead(ready)" } else { "PendingRead(pending)" })
-    }
-}
-
-/// The device's end of a [`PendingRead`]. Dropping it without [`PendingReadSender::send`] fails the read with
-/// [`DeviceError::Ended`].
-#[derive(Debug)]
-pub struct PendingReadSender<T = Vec<u8>>(crossbeam::channel::Sender<Result<T, DeviceError>>);
-
-impl<T> PendingRead<T> {
-    /// A pending read and the sender that completes it.
-    pub fn new() -> (PendingReadSender<T>, PendingRead<T>) {
-        let (tx, rx) = crossbeam::channel::bounded(1);
-        (PendingReadSender(tx), PendingRead(Pending::Sent(rx)))
-    }
-
-    /// A completed read.
-    pub fn ready(result: T) -> PendingRead<T> {
-        PendingRead(Pending::Ready(result))
-    }
-
-    /// For devices: a read that fetches its result on the waiter's thread, during the wait. `fetch` gets the deadline of the
-    /// wait.
-    pub fn on_demand(fetch: impl FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send + 'static) -> PendingRead<T> {
-        PendingRead(Pending::Fetched(Box::new(fetch)))
-    }
-
-    /// Whether [`PendingRead::wait`] would return at once. Does not poll the device, so a read that is fetched on the waiter's
-    /// thread ([`PendingRead::on_demand`]) is never ready.
-    pub fn is_ready(&self) -> bool {
-        match &self.0 {
-            Pending::Ready(_) => true,
-            Pending::Sent(sent) => !sent.is_empty(),
-            Pending::Fetched(_) => false,
-        }
-    }
-
-    /// Blocks until the result is delivered, the queue fails, or the deadline passes (`None`: no deadline).
-    ///
-    /// # Errors
-    /// The queue's failure; [`DeviceError::Ended`] when the queue was dropped; [`DeviceError::Deadline`] when the deadline
-    /// passes first.
-    pub fn wait(self, deadline: Option<Instant>) -> Result<T, DeviceError> {
-        use crossbeam::channel::RecvTimeoutError;
-        let sent = match self.0 {
-            Pending::Ready(result) => return Ok(result),
-            Pending::Fetched(fetch) => return fetch(deadline),
-            Pending::Sent(sent) => sent,
-        };
-        match deadline {
-            None => sent.recv().unwrap_or(Err(DeviceError::Ended)),
-            Some(at) => match sent.recv_deadline(at) {
-                Ok(result) => result,
-                Err(RecvTimeoutError::Timeout) => Err(DeviceError::Deadline("a download")),
-                Err(RecvTimeoutError::Disconnected) => Err(DeviceError::Ended),
-            },
-        }
-    }
-}
-
-impl<T> PendingReadSender<T> {
-    /// Completes the read.
-    pub fn send(self, result: Result<T, DeviceError>) {
-        // Fails only if the pending read was dropped: no caller waits for the result.
-        let _ = self.0.send(result);
     }
 }
 
@@ -465,16 +378,5 @@ mod tests {
         }
         assert!(lock(&timeline.state).callbacks.is_empty());
         timeline.advance(1);
-    }
-
-    #[test]
-    fn dropping_the_sender_fails_the_pending_read() {
-        let (tx, read) = PendingRead::<Vec<u8>>::new();
-        tx.send(Ok(vec![1]));
-        assert!(read.is_ready() && PendingRead::ready(()).is_ready());
-        let (tx, read) = PendingRead::<Vec<u8>>::new();
-        assert!(!read.is_ready());
-        drop(tx);
-        assert_eq!(read.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));
     }
 }

@@ -27,6 +27,7 @@ const BELOW_SERVER: &[Layer] = &[
     layer("io_hint", &["io"], &[]),
     layer("log_level", &[], &[]),
     layer("poison", &[], &[]),
+    layer("sync", &[], &[]),
     layer("printable", &[], &[]),
     layer("size", &[], &[]),
     layer("tensor", &[], &["fastrand"]),

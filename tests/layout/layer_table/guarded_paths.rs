@@ -15,7 +15,7 @@ pub(crate) const GUARDED_PATHS: &[GuardedPaths] = &[
 ];
 
 /// Dependencies, and modules without dependencies, that every layer may use.
-pub(crate) const ALLOWED_EVERYWHERE: &[&str] = &["bytemuck", "half", "log", "poison", "thiserror"];
+pub(crate) const ALLOWED_EVERYWHERE: &[&str] = &["bytemuck", "half", "log", "poison", "sync", "thiserror"];
 
 /// Words that must not occur in the files of a layer, not even in comments. The server, for example, must not depend on any
 /// backend.

@@ -1,8 +1,7 @@
 //! Sending half of a client's connection: any thread of the session sends whole messages through it. A client that reads too
 //! slowly blocks the sending thread (backpressure), and a client that stops reading is disconnected.
 
-use crate::poison::lock;
-use std::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, lock};
 use std::time::Duration;
 
 use crate::rpc::connection::MessageWriter;

@@ -5,11 +5,10 @@
 //! so that other queues and later requests do not wait. A failure is sent in order as well, and is the last notification of its
 //! queue.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, MutexGuard, Unpoisoned, lock};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::notifier::NotifierShared;
 use crate::device::{DeviceError, GroupHandle, PendingRead, TimelinePoint};
@@ -158,13 +157,13 @@ impl QueueCompletions {
                 return None;
             };
             if let Some(point) = first.undecided_point().cloned() {
-                pending.first_since.get_or_insert_with(Instant::now);
+                pending.first_since.get_or_insert_with(sync::now);
                 return Some(point);
             }
             let completion = pending.completions.pop_front()?;
             (pending.sending, pending.first_since) = (true, None);
             drop(pending);
-            let (command, sent) = send_decided(completion, &self.notifications, Instant::now() + self.timeout);
+            let (command, sent) = send_decided(completion, &self.notifications, sync::now() + self.timeout);
             if let Err(e) = sent {
                 self.notifications.writer.fail(command.name(), e);
             }
@@ -309,7 +308,7 @@ impl Completions {
         if !(self.none_pending() && data.is_ready()) {
             return self.enqueue(PendingCompletion::Data { id, data });
         }
-        match data.wait(Instant::now()) {
+        match data.wait(sync::now()) {
             Ok(parts) => self.queue.notifications.send_data(id, &parts),
             Err(e) => self.fail(DeviceFault::from(&e)),
         }
@@ -321,10 +320,10 @@ impl Completions {
 
     /// Appends a completion. Blocks while [`MAX_PENDING`] completions are pending, for up to the timeout.
     fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
-        let until = Instant::now() + self.queue.timeout;
+        let until = sync::now() + self.queue.timeout;
         let mut pending = lock(&self.queue.pending);
         while pending.completions.len() >= MAX_PENDING {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(sync::now());
             if left.is_zero() {
                 drop(pending);
                 self.failed = true;

@@ -10,10 +10,9 @@
 //! - **Deadlines.** A completion that has been the first one of its queue for longer than the device timeout fails the queue.
 //!   Groups that are late fail, too.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::{self, Arc, Condvar, Mutex, Unpoisoned, Weak, lock, thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::completions::QueueCompletions;
 use crate::device::{DeviceError, POLL_INTERVAL, SPIN_BEFORE_SLEEP, TimelinePoint};
@@ -81,7 +80,7 @@ impl Notifier {
             last: 0,
         };
         let (thread, writer, logs) = (Arc::clone(&shared), Arc::clone(writer), Arc::clone(logs));
-        let started = std::thread::Builder::new().name("notifier".to_owned()).spawn(move || {
+        let started = thread::Builder::new().name("notifier".to_owned()).spawn(move || {
             // Without the thread, the client would wait for its notifications for ever, and nothing would check deadlines.
             if catch_unwind(AssertUnwindSafe(|| thread.run(heartbeat))).is_err() {
                 let text = "bug in fanout: the thread that sends a session's notifications panicked; connection closed";
@@ -126,12 +125,12 @@ impl NotifierShared {
 
     fn run(self: &Arc<Self>, mut heartbeat: Heartbeat) {
         // Points of devices that do not notify. Polling such a point calls its callback.
-        let (mut polled, mut polling_since): (Vec<TimelinePoint>, _) = (Vec::new(), Instant::now());
-        let mut next_interval = Instant::now() + INTERVAL;
+        let (mut polled, mut polling_since): (Vec<TimelinePoint>, _) = (Vec::new(), sync::now());
+        let mut next_interval = sync::now() + INTERVAL;
         let mut state = lock(&self.state);
         while !state.ended {
             let ready = std::mem::take(&mut state.ready);
-            let now = Instant::now();
+            let now = sync::now();
             if now >= next_interval {
                 next_interval = now + INTERVAL;
                 let queues: Vec<_> = state.queues.iter().filter_map(Weak::upgrade).collect();
@@ -162,7 +161,7 @@ impl NotifierShared {
                 registration.detach();
                 if !notifies {
                     if polled.is_empty() {
-                        polling_since = Instant::now();
+                        polling_since = sync::now();
                     }
                     polled.push(point);
                 }
@@ -171,8 +170,8 @@ impl NotifierShared {
                 polled.retain(|point| point.poll() == Ok(false));
                 match now.saturating_duration_since(polling_since) {
                     _ if polled.is_empty() => {}
-                    waited if waited < SPIN_BEFORE_SLEEP => std::hint::spin_loop(),
-                    _ => std::thread::sleep(POLL_INTERVAL),
+                    waited if waited < SPIN_BEFORE_SLEEP => sync::spin_loop(),
+                    _ => thread::sleep(POLL_INTERVAL),
                 }
             }
             state = lock(&self.state);

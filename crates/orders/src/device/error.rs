@@ -1,0 +1,22 @@
+//! The errors of the core: of the library's, which needs its ops, those that the core's files name.
+
+/// As the library's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    #[error("out of memory: {requested} requested, {available} of {limit} available")]
+    OutOfMemory { requested: u64, available: u64, limit: u64 },
+    #[error("{0}: the deadline has passed")]
+    Deadline(&'static str),
+    #[error("the queue has ended")]
+    Ended,
+    #[error("{device}: {reason}")]
+    Remote { device: String, reason: String },
+    #[error("{0}")]
+    Thread(String),
+}
+
+impl DeviceError {
+    pub(crate) fn thread_spawn_failed(what: &str, error: &std::io::Error) -> DeviceError {
+        DeviceError::Thread(format!("cannot start a thread {what}: {error}"))
+    }
+}

@@ -1,0 +1,44 @@
+//! Runs the concurrent core of fanout in many orders of its threads.
+//!
+//! The files of the core (module `core_files`) are those of the library, compiled with another module `crate::sync`: its locks and threads are
+//! those of shuttle, which runs one thread at a time and chooses the next one at each call of a lock, at random or by PCT, from
+//! a seed. So a lost wake-up is found as a deadlock in some of some thousand orders, and found again with the same seed. A
+//! *harness* sets up a structure, uses it from two to five threads, and asserts its invariants.
+//!
+//!     cargo run -p fanout-orders -- [FILTER] [--orders N] [--seed S]
+
+mod device;
+mod harnesses;
+mod rpc;
+mod sync;
+
+use clap::Parser;
+
+/// Runs harnesses in many orders of their threads. The first order that fails ends the program, and its schedule is printed.
+#[derive(Parser)]
+struct Options {
+    /// Only harnesses whose names contain this text.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Orders of each harness: half of them random, half of them by PCT.
+    #[arg(long, default_value_t = 1000)]
+    orders: usize,
+    /// Seed of the orders.
+    #[arg(long, default_value_t = 11)]
+    seed: u64,
+}
+
+fn main() {
+    let options = Options::parse();
+    let chosen = harnesses::ALL.iter().filter(|(name, _)| name.contains(&options.filter));
+    let mut count = 0;
+    for &(name, harness) in chosen {
+        let began = std::time::Instant::now();
+        println!("{name}: {} orders, seed {}", options.orders, options.seed);
+        sync::orders::check(harness, options.orders, options.seed);
+        println!("{name}: passed in {:.1} s", began.elapsed().as_secs_f64());
+        count += 1;
+    }
+    assert!(count > 0, "no harness has {:?} in its name", options.filter);
+    println!("{count} harnesses passed");
+}
