@@ -8,6 +8,8 @@
 // Split-K: blocks in y of the grid share k if there are too few tiles for all multiprocessors. Each stores its sums in scratch memory; the
 // last one adds them up in the order of k, so that results do not depend on timing.
 //
+// MUL_MAT_ID with many tokens: a plane is a group of slots of one expert, by a table, and a tile gathers its rows of b (BlockPlace).
+//
 // The columns of b are in scratch memory too (mul_mat_halves of mul_mat.cu): rounded to the type of the staged tiles, each with a power
 // of two by which its results are multiplied.
 #pragma once
@@ -92,7 +94,7 @@ struct UnalignedHalves {
     u64 stride;
     u32 last, row, to;
 
-    // The tile's rows from `last` on are the last one.
+    // Rows of the tile after row `last` read that row again.
     __device__ __forceinline__ UnalignedHalves(const u8 *rows, u64 stride, u32 k, u32 last) : stride(stride), last(last) {
         row = threadIdx.x / 4;
         const u32 chunk = threadIdx.x % 4;
@@ -122,24 +124,24 @@ struct UnalignedHalves {
     }
 };
 
-// The part of the product that a block computes. It is read anew after the products: it would take registers meanwhile, so that the reads of
-// the block's index are volatile.
+// The part of the product that a block computes. `run` makes one before and one after the products, during which the fields would take
+// registers. Volatile reads of the block's index keep the compiler from merging both.
 template <u32 ROWS, u32 COLUMNS>
 struct BlockPlace {
     const u8 *a, *b;    // of the plane; without a table, from the tile's first row and column on
     u8 *dst;            // of the plane
     const u32 *slots;   // of the tile's columns; null without a table
     u32 row, column;    // the first ones of the tile
-    bool empty, none;   // with a table: there is no group; its slots have no expert
+    bool no_group, no_expert; // with a table: the grid has more planes than there are groups; the slots have no expert
 
-    __device__ __forceinline__ BlockPlace(const GemmArgs &args) : a(args.a), b(args.b), dst(args.dst), slots(nullptr), empty(false), none(false) {
+    __device__ __forceinline__ BlockPlace(const GemmArgs &args) : a(args.a), b(args.b), dst(args.dst), slots(nullptr), no_group(false), no_expert(false) {
         u32 x, plane;
         asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.z;" : "=r"(x), "=r"(plane));
         const u32 tiles_of_columns = (args.n + COLUMNS - 1) / COLUMNS;
         row = x / tiles_of_columns * ROWS, column = x % tiles_of_columns * COLUMNS;
         if (args.table != 0) {
             const u32 *experts = (const u32 *)(b + args.table), expert = experts[plane];
-            empty = expert == NO_GROUP, none = expert == NO_EXPERT;
+            no_group = expert == NO_GROUP, no_expert = expert == NO_EXPERT;
             if (expert < NO_EXPERT) a += expert * args.as[1];
             slots = experts + args.planes + plane * COLUMNS;
         } else {
@@ -258,14 +260,15 @@ struct Gemm {
         }
     }
 
-    // What the threads of a block tell each other after the products, in the memory of the stages: these fill the 48 KiB that are the limit of
-    // static shared memory, so that there can be no other variable.
+    // Values that the threads of a block exchange after the products. They overlay the stages, which may fill the 48 KiB of static shared
+    // memory.
     struct Tail {
         float of_rows[ROWS];    // with SCALED: by which the sums of rows are multiplied
         float scales[COLUMNS];  // by which those of columns are multiplied
         u32 slots[COLUMNS];     // of the columns in dst
         u32 is_last;
     };
+    static_assert(sizeof(Tail) <= STAGES * STAGE, "");
     static __device__ __forceinline__ u8 *stages() {
         __shared__ __align__(128) u8 bytes[STAGES * STAGE];
         return bytes;
@@ -280,8 +283,8 @@ struct Gemm {
         float sums[M][N][4] = {}, of_row;
         {
             const Place place(args);
-            if (place.empty) return;
-            const u32 begin = blockIdx.y * args.share, count = place.none ? 0 : min(args.k - begin, args.share);
+            if (place.no_group) return;
+            const u32 begin = blockIdx.y * args.share, count = place.no_expert ? 0 : min(args.k - begin, args.share);
             const Columns columns(place.b, args.bs[0], begin, [&](u32 c) { return place.row_of_b(args, c); });
             of_row = multiply(place.a, args.m - 1 - place.row, columns, begin, count, shared_address(stages()), sums);
         }

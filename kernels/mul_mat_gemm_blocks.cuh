@@ -214,9 +214,9 @@ __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
                      float(&sums)[G::M][G::N][4]) {
         const Row row(a, args.as[0], min(threadIdx.x, last));
         float factor = FIRST_FACTOR<T>, used;
-        bool fits;
+        // No third pass: another queue of the owner may change the weights meanwhile.
 #pragma unroll 1
-        do {
+        for (u32 pass = 0; pass < 2; pass++) {
 #pragma unroll
             for (u32 m = 0; m < G::M; m++) {
 #pragma unroll
@@ -224,11 +224,11 @@ __device__ __forceinline__ void run_blocks(const GemmArgs &args) {
             }
             DequantizedRow<T, Row> rows(row, begin, count, factor);
             G::add_products(rows, columns, shared, count, sums);
-            // Ends after the second pass: the new factor brings the largest scale into the range, or as near as a power of two can.
+            // The new factor brings the largest scale into the range, or as near as a power of two can.
             used = factor;
             factor = factor_for(rows.most, factor);
-            fits = factor == used;
-        } while (__syncthreads_or(!fits));
+            if (!__syncthreads_or(factor != used)) break;
+        }
         return 1.0f / used;
     });
 }

@@ -1,7 +1,7 @@
 //! Locks, condition variables, atomics, threads and time of the concurrent core: those of std.
 //!
-//! The files of the core name no other ones (tests/layout checks it). crates/orders compiles the same files with another module
-//! of this name, whose threads run one at a time in orders that a seed determines.
+//! Files of the core use locks, threads and time only through this module (tests/layout checks it). crates/orders compiles the
+//! same files with another module of this name, whose threads run one at a time in orders that a seed determines.
 
 pub(crate) use crate::poison::{Unpoisoned, lock};
 pub(crate) use std::hint::spin_loop;
@@ -9,7 +9,7 @@ pub(crate) use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, 
 pub(crate) use std::thread;
 pub(crate) use std::time::Instant;
 
-/// Atomics in statics, which outlive the order in which they were made.
+/// Atomics for statics. A static lives through all executions of crates/orders, and an atomic of its scheduler belongs to one.
 pub(crate) use std::sync::atomic as static_atomic;
 
 /// The time.

@@ -24,7 +24,12 @@ MUTANTS = (
     (TIMELINE, "let callbacks = std::mem::take(&mut state.callbacks);", "let callbacks = BTreeMap::<(u64, u64), CompletionCallback>::new();", "timeline"),
     (TIMELINE, "lock(&timeline.state).callbacks.remove(&key)", "None::<CompletionCallback>", "registrations"),
     (TIMELINE, "self.source.as_ref().is_none_or(|source| source.request_notify(self, seq))", "true", "late"),
-    (READ, "self.0.deliver(Err(DeviceError::Ended));", "", "pending read"),
+    (READ, "slot.deliver(Err(DeviceError::Ended));", "", "pending read"),
+    (READ, "if left.is_zero() {", "if true {", "deadlines"),
+    (TIMELINE, "if left.is_zero() {", "if true {", "deadlines"),
+    (CHANNEL, "state.pending.len() >= MAX_PENDING_COMMANDS\n            || ", "", "many"),
+    (CHANNEL, "(state.pending_bytes > 0 && state.pending_bytes + command.staged_bytes() > MAX_PENDING_BYTES)", "false", "full"),
+    (CHANNEL, "if state.closed {\n                drop(state);\n                // Dropping the executor fails the timeline.\n                drop(executor);\n                return;\n            }", "", "closed"),
     (READ, "self.delivered.notify_one();", "", "pending read"),
     # A deadline that has passed, after the result has come.
     (READ, "if let Some(result) = slot.take() {\n                return result;\n            }\n            slot", "slot", "pending read"),
@@ -66,17 +71,27 @@ def main():
         shutil.copy(ROOT / "Cargo.lock", tree / "crates/orders/Cargo.lock")
         with open(tree / "crates/orders/Cargo.toml", "a") as manifest:
             manifest.write("\n[workspace]\n")
+        run = ["cargo", "run", "-q", "--manifest-path", str(tree / "crates/orders/Cargo.toml")]
+        run += ["--target-dir", str(tree / "target"), "--"]
+        checked = False
         for file, old, new, harness in MUTANTS:
             if wanted not in file:
                 continue
+            if not checked:
+                checked = not subprocess.run([*run, ""], stdout=subprocess.DEVNULL).returncode
+                assert checked, "a harness fails without a mutant"
             path = tree / file
             text = path.read_text()
             assert text.count(old) == 1, f"{file}: {text.count(old)} times {old!r}"
             path.write_text(text.replace(old, new))
-            command = ["cargo", "run", "-q", "--manifest-path", str(tree / "crates/orders/Cargo.toml")]
-            command += ["--target-dir", str(tree / "target"), "--", harness]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            command = [*run, harness]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            except subprocess.TimeoutExpired:
+                done = subprocess.CompletedProcess(command, 1, "", "hangs")
             path.write_text(text)
+            if "no harness has" in done.stderr:
+                sys.exit(f"mutants: no harness is named {harness}")
             name = f"{file}: {old.strip().splitlines()[0]}"
             if "error: could not compile" in done.stderr:
                 print(done.stderr)

@@ -7,7 +7,7 @@
 
 use super::driver::Gpu;
 use crate::ops::OpCode;
-use crate::tensor::TensorDesc;
+use crate::tensor::{DType, TensorDesc};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -80,8 +80,18 @@ fn multiply_adds(code: OpCode, dst: &TensorDesc, srcs: &[Option<&TensorDesc>]) -
     let elements = dst.elements() as u64;
     match code {
         OpCode::MulMat => product(&[elements, a[0]]).max(product(&[product(&a), MULTIPLY_ADDS_PER_WEIGHT])),
-        // The kernel reads an expert's weights again for each token.
-        OpCode::MulMatId => product(&[elements, a[0], MULTIPLY_ADDS_PER_WEIGHT]),
+        OpCode::MulMatId => {
+            let is_f32 = srcs.first().copied().flatten().is_some_and(|a| a.dtype() == DType::F32);
+            let (slots, experts) = (dst.rows() as u64, a[2]);
+            if slots > 2 * experts && !is_f32 {
+                // By expert, as a plain product.
+                let weights = product(&[a[0], a[1], experts, MULTIPLY_ADDS_PER_WEIGHT]);
+                product(&[elements, a[0]]).max(weights)
+            } else {
+                // The kernel reads an expert's weights again for each token.
+                product(&[elements, a[0], MULTIPLY_ADDS_PER_WEIGHT])
+            }
+        }
         // Each query times each position, for the scores and for the sum of the values.
         OpCode::FlashAttnExt => product(&[a[1], a[2], a[3], b[1], a[0].saturating_add(ne(2)[0])]),
         // A sorting network has log2(n)^2 / 2 passes.
@@ -121,7 +131,7 @@ pub(super) fn cut_into_segments(times: impl IntoIterator<Item = Duration>, slice
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DType::{self, F16, F32, I32, Q4_0};
+    use crate::tensor::DType::{F16, F32, I32, Q4_0};
 
     fn h100() -> Gpu {
         Gpu::with_capability(90)

@@ -24,6 +24,8 @@ const TENANT_SHARE: u64 = 4;
 ///
 /// The count is an upper bound of the kernel's entries for them: adjacent anonymous mappings may merge into one entry, and
 /// unmapping one in the middle splits the entry again, but each entry holds at least one mapping that is counted.
+///
+/// Not for harnesses of crates/orders: the static would outlive their executions.
 pub(crate) fn process_mappings() -> &'static Arc<Budget> {
     static MAPPINGS: LazyLock<Arc<Budget>> = LazyLock::new(|| {
         let system = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();

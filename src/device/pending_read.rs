@@ -35,13 +35,13 @@ impl<T> fmt::Debug for PendingRead<T> {
 /// The device's end of a [`PendingRead`]. Dropping it without [`PendingReadSender::send`] fails the read with
 /// [`DeviceError::Ended`].
 #[derive(Debug)]
-pub struct PendingReadSender<T = Vec<u8>>(Arc<Slot<T>>);
+pub struct PendingReadSender<T = Vec<u8>>(Option<Arc<Slot<T>>>); // none once it has sent
 
 impl<T> PendingRead<T> {
     /// A pending read and the sender that completes it.
     pub fn new() -> (PendingReadSender<T>, PendingRead<T>) {
         let slot = Arc::new(Slot { result: Mutex::new(None), delivered: Condvar::new() });
-        (PendingReadSender(Arc::clone(&slot)), PendingRead(Pending::Sent(slot)))
+        (PendingReadSender(Some(Arc::clone(&slot))), PendingRead(Pending::Sent(slot)))
     }
 
     /// A completed read.
@@ -99,23 +99,27 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Delivers a result. The first one counts.
+    /// Delivers the result.
     fn deliver(&self, result: Result<T, DeviceError>) {
-        lock(&self.result).get_or_insert(result);
+        *lock(&self.result) = Some(result);
         self.delivered.notify_one();
     }
 }
 
 impl<T> PendingReadSender<T> {
     /// Completes the read.
-    pub fn send(self, result: Result<T, DeviceError>) {
-        self.0.deliver(result);
+    pub fn send(mut self, result: Result<T, DeviceError>) {
+        if let Some(slot) = self.0.take() {
+            slot.deliver(result);
+        }
     }
 }
 
 impl<T> Drop for PendingReadSender<T> {
     fn drop(&mut self) {
-        self.0.deliver(Err(DeviceError::Ended));
+        if let Some(slot) = self.0.take() {
+            slot.deliver(Err(DeviceError::Ended));
+        }
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("budget: children of one parent", budgets::children_of_one_parent),
     ("channel: commands of two sessions", channels::two_sessions),
     ("channel: a full channel", channels::full),
+    ("channel: many commands", channels::many_commands),
     ("channel: a command that waits for a point", channels::parked),
     ("channel: a point that has to be polled", channels::polled),
     ("channel: closed by another thread", channels::closed),

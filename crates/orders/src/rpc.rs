@@ -26,7 +26,6 @@ pub(crate) mod wire {
         }
 
         impl NotificationHeader {
-            /// The harnesses tell data by their lengths.
             pub fn encode(&self) -> [u8; NOTIFICATION_HEADER] {
                 let NotificationHeader { kind: NotificationKind::ReadData, size } = self;
                 assert!(*size >= 8, "the id");

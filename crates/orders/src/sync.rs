@@ -4,7 +4,7 @@
 //! A harness that lets deadlines pass runs the clock as a further thread ([`orders::with_clock`]), which sets the time to the earliest
 //! deadline and wakes its waiter whenever it is scheduled. So each such wait ends by a notification in some orders and by its
 //! deadline in others, also in those where both happen at once. Without that thread, deadlines never pass: a lost notification is
-//! a deadlock.
+//! a deadlock, or where a harness polls, more steps than the scheduler permits.
 //!
 //! The threads of an execution are coroutines of one thread of the system. So state of the clock may be in thread-local memory, and
 //! locks of std that are held over no call of the scheduler never block.
@@ -24,7 +24,7 @@ pub(crate) use std::sync::atomic as static_atomic;
 pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 pub(crate) use std::time::Instant;
 
-/// Threads.
+/// Threads. `park` may return without an `unpark`, so a lost one shows only while all other threads are blocked.
 pub(crate) mod thread {
     pub(crate) use shuttle::thread::{Builder, Thread, current, park};
     use std::time::Duration;

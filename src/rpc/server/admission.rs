@@ -5,10 +5,11 @@
 //! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
 //! told so in the reply to its HELLO.
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, Weak, lock, thread};
+use crate::poison::{Unpoisoned, lock};
 use std::collections::HashMap;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use log::debug;
 use thiserror::Error;
@@ -192,7 +193,7 @@ impl Admission {
                     writer.fail("SERVER_STATE", error);
                 }
             };
-            if let Err(e) = thread::Builder::new().name("drain-notify".to_owned()).spawn(notify) {
+            if let Err(e) = std::thread::Builder::new().name("drain-notify".to_owned()).spawn(notify) {
                 debug!("cannot start a thread that notifies a client of the drain: {e}");
             }
         }
@@ -216,7 +217,7 @@ impl Admission {
     fn wait_until_ended(&self, until: Instant, count: impl Fn(&AdmissionState) -> usize) -> usize {
         let mut state = lock(&self.state);
         loop {
-            let (count, left) = (count(&state), until.saturating_duration_since(sync::now()));
+            let (count, left) = (count(&state), until.saturating_duration_since(Instant::now()));
             if count == 0 || left.is_zero() {
                 return count;
             }

@@ -7,7 +7,7 @@ use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::glu::{Glu, GluKind};
 use fanout::ops::mul_mat::{MulMat, NO_EXPERT, Precision};
-use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, IQ4_XS, Q4_0, Q4_K, Q8_0};
 use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::{BuiltCase, Case};
@@ -46,6 +46,23 @@ pub(super) fn run(sweep: &Sweep) {
         for tokens in [20, 140] {
             check(sweep, t, &Sizes { tokens, ..sizes }, random, "random experts");
         }
+    }
+    // The GEMM with groups that have no expert; short rows, and rows at any even address; few rows and long ones, whose k is split.
+    for (t, m) in [(Q4_0, packable(Q4_0, 512)), (Q4_K, packable(Q4_K, 512)), (IQ4_XS, [256, 40]), (BF16, [40, 133])] {
+        let sizes = Sizes { m, tokens: 140, ..Sizes::default() };
+        let some = |slot, experts| if slot % 5 == 2 { NO_EXPERT } else { random(slot, experts) };
+        check(sweep, t, &sizes, some, "some slots without an expert");
+        check(
+            sweep,
+            t,
+            &Sizes { rows: 2, ..sizes },
+            |slot, _| if slot < 150 { NO_EXPERT } else { 1 },
+            "no expert, and one",
+        );
+        out_of_range(sweep, t, &sizes);
+    }
+    for m in [[257, 5], [8, 3], [2080, 20]] {
+        check(sweep, F16, &Sizes { m, tokens: 30, ..Sizes::default() }, random, "rows of F16");
     }
     for t in [F16, Q4_0, Q4_K, Q8_0] {
         let sizes = Sizes { m: packable(t, 512), ..Sizes::default() };

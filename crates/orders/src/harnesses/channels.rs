@@ -29,6 +29,8 @@ enum Work {
     Await(TimelinePoint),
     /// Advances another timeline.
     Advance(Arc<Timeline>, u64),
+    /// In the long lane, which no other turn may have: counts who has one.
+    Alone(Arc<AtomicU32>),
 }
 
 struct Numbered {
@@ -42,7 +44,7 @@ impl Command for Numbered {
     }
 
     fn lane(&self) -> Lane {
-        if matches!(self.work, Work::Long) { Lane::Long } else { Lane::Short }
+        if matches!(self.work, Work::Long | Work::Alone(_)) { Lane::Long } else { Lane::Short }
     }
 }
 
@@ -50,12 +52,26 @@ impl Command for Numbered {
 struct Recorder {
     ran: Arc<Mutex<Vec<u32>>>,
     broken: Arc<AtomicBool>,
+    /// Commands that have begun, and their bytes.
+    begun: Arc<[AtomicU64; 2]>,
+    /// Whether the executor was dropped.
+    ended: Arc<AtomicBool>,
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Executor for Recorder {
     type Command = Numbered;
 
     fn execute(&mut self, mut command: Numbered, turn: &Turn) -> CommandOutcome<Numbered> {
+        if lock(&self.ran).len() as u64 == self.begun[0].load(Ordering::Relaxed) {
+            self.begun[0].fetch_add(1, Ordering::Relaxed);
+            self.begun[1].fetch_add(command.staged_bytes() as u64, Ordering::Relaxed);
+        }
         match &mut command.work {
             Work::Long if turn.lane() == Lane::Short => self.broken.store(true, Ordering::Relaxed),
             Work::LongUnnoticed if turn.lane() == Lane::Short => return CommandOutcome::NeedsLongLane(command),
@@ -67,6 +83,14 @@ impl Executor for Recorder {
                 return CommandOutcome::AwaitPoint(point.clone(), command);
             }
             Work::Advance(timeline, seq) => timeline.advance(*seq),
+            Work::Alone(inside) => {
+                let others = inside.fetch_add(1, Ordering::Relaxed);
+                yield_now();
+                inside.fetch_sub(1, Ordering::Relaxed);
+                if others > 0 {
+                    self.broken.store(true, Ordering::Relaxed);
+                }
+            }
             _ => {}
         }
         lock(&self.ran).push(command.number);
@@ -74,33 +98,54 @@ impl Executor for Recorder {
     }
 }
 
+/// Pending commands at most, as in the library, and bytes of an upload of which only one may be pending.
+const MAX_PENDING: u64 = 64;
+const LARGE: usize = 3 << 20;
+
 /// A queue, from its submitter's side.
 struct Queue {
     channel: Arc<CommandChannel<Recorder>>,
     executor: Option<Box<Recorder>>,
     ran: Arc<Mutex<Vec<u32>>>,
     broken: Arc<AtomicBool>,
+    begun: Arc<[AtomicU64; 2]>,
+    ended: Arc<AtomicBool>,
     sent: u32,
+    sent_bytes: u64,
 }
 
 impl Queue {
     fn new(threads: &QueueThreads) -> Queue {
         let (ran, broken) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
-        let executor = Some(Box::new(Recorder { ran: Arc::clone(&ran), broken: Arc::clone(&broken) }));
-        Queue { channel: CommandChannel::new(threads, &MemoryBudget::new(0)), executor, ran, broken, sent: 0 }
+        let (begun, ended) = (Arc::<[AtomicU64; 2]>::default(), Arc::new(AtomicBool::new(false)));
+        let recorder = Recorder {
+            ran: Arc::clone(&ran),
+            broken: Arc::clone(&broken),
+            begun: Arc::clone(&begun),
+            ended: Arc::clone(&ended),
+        };
+        let channel = CommandChannel::new(threads, &MemoryBudget::new(0));
+        Queue { channel, executor: Some(Box::new(recorder)), ran, broken, begun, ended, sent: 0, sent_bytes: 0 }
     }
 
     fn send(&mut self, work: Work) -> Result<(), DeviceError> {
         let number = self.sent;
         self.sent += 1;
-        self.channel.send(Numbered { number, work }, &mut self.executor)
+        let command = Numbered { number, work };
+        self.sent_bytes += command.staged_bytes() as u64;
+        let sent = self.channel.send(command, &mut self.executor);
+        // Beside what is pending, a command may have been removed that has not begun.
+        let [begun, begun_bytes] = [0, 1].map(|i| self.begun[i].load(Ordering::Relaxed));
+        assert!(u64::from(self.sent) - begun <= MAX_PENDING + 1, "pending commands");
+        assert!(self.sent_bytes - begun_bytes <= 2 * LARGE as u64, "bytes of pending commands");
+        sent
     }
 
     /// Waits for all commands, and takes the executor.
     fn finish(mut self) {
         self.executor = Some(self.channel.wait_idle(never()).expect("all commands end"));
         assert_eq!(*lock(&self.ran), (0..self.sent).collect::<Vec<_>>(), "commands in the order in which they ran");
-        assert!(!self.broken.load(Ordering::Relaxed), "a long command ran in the short lane");
+        assert!(!self.broken.load(Ordering::Relaxed), "a long command ran in the short lane, or beside another turn");
         assert!(self.channel.take_executor_if_idle().is_none(), "there is one executor");
         self.channel.close();
     }
@@ -133,18 +178,32 @@ pub(super) fn two_sessions() {
 
 /// Uploads that do not fit beside each other: the submitter waits for room.
 pub(super) fn full() {
-    const LARGE: usize = 3 << 20;
     let threads = threads(1);
     let mut queue = Queue::new(&threads);
     for _ in 0..3 {
         queue.send(Work::Upload(LARGE)).unwrap();
     }
-    // Behind the first upload, a command waits for a point that is reached once there was room for the second one.
+    // The command between the last two uploads waits for a point that this thread reaches only after the last upload was accepted: room must
+    // come from the upload before it.
     let timeline = Timeline::new();
     queue.send(Work::Upload(LARGE)).unwrap();
     queue.send(Work::Await(TimelinePoint::new(&timeline, 1))).unwrap();
     queue.send(Work::Upload(LARGE)).unwrap();
     timeline.advance(1);
+    queue.finish();
+}
+
+/// More commands than may be pending, behind one that waits.
+pub(super) fn many_commands() {
+    let threads = threads(1);
+    let timeline = Timeline::new();
+    let mut queue = Queue::new(&threads);
+    queue.send(Work::Await(TimelinePoint::new(&timeline, 1))).unwrap();
+    let advancing = spawn(move || timeline.advance(1));
+    for _ in 0..MAX_PENDING + 2 {
+        queue.send(Work::Short).unwrap();
+    }
+    advancing.join().unwrap();
     queue.finish();
 }
 
@@ -206,22 +265,31 @@ pub(super) fn closed() {
     let threads = threads(1);
     let timeline = Timeline::new();
     let mut queue = Queue::new(&threads);
-    let channel = Arc::clone(&queue.channel);
     let (ran, point) = (Arc::clone(&queue.ran), TimelinePoint::new(&timeline, 1));
-    let closing = spawn(move || channel.close());
+    let (begun, channel) = (Arc::clone(&queue.begun), Arc::clone(&queue.channel));
+    let closing = spawn(move || {
+        channel.close();
+        begun[0].load(Ordering::Relaxed)
+    });
     let advancing = spawn(move || timeline.advance(1));
     for work in [Work::Short, Work::Await(point), Work::Long] {
         // Whether a command is accepted depends on the order.
         let _ = queue.send(work);
     }
     let idle = queue.channel.wait_idle(never());
-    closing.join().unwrap();
+    let begun_at_close = closing.join().unwrap();
     advancing.join().unwrap();
     assert!(idle.is_ok() || idle.as_ref().err() == Some(&DeviceError::Ended));
     let at_end = lock(&ran).clone();
     assert!(at_end.is_sorted() && at_end.len() <= 3, "{at_end:?}");
+    assert!(at_end.len() as u64 <= begun_at_close + 1, "commands that begin after the close");
     assert_eq!(queue.send(Work::Short), Err(DeviceError::Ended));
     assert!(!queue.broken.load(Ordering::Relaxed));
+    // The executor ends with the channel, though that is still referred to.
+    drop((idle, queue.executor.take()));
+    while !queue.ended.load(Ordering::Relaxed) {
+        yield_now();
+    }
     // The turns of the closed channel are free again.
     let mut next = Queue::new(&threads);
     next.send(Work::Short).unwrap();
@@ -249,8 +317,8 @@ pub(super) fn turns_of_threads() {
         })
         .collect();
     let mut queue = Queue::new(&threads);
-    queue.send(Work::Long).unwrap();
-    queue.send(Work::Long).unwrap();
+    queue.send(Work::Alone(Arc::clone(&inside))).unwrap();
+    queue.send(Work::Alone(inside)).unwrap();
     queue.finish();
     others.into_iter().for_each(|thread| thread.join().unwrap());
     assert_eq!(threads.activity().waiting, 0);

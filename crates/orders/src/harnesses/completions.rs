@@ -73,7 +73,7 @@ pub(crate) fn in_order() {
     session.mark(3);
     device.join().unwrap();
     session.wait_for("mark 3");
-    assert_eq!(session.sent(), ["mark 1", "5 bytes", "mark 3"]);
+    assert_eq!(session.sent(), ["mark 1", "data 7: 5 bytes", "mark 3"]);
 }
 
 /// The device fails the queue while marks wait.

@@ -24,8 +24,10 @@ pub(crate) mod client_connection {
             head(&mut message);
             if !message.is_empty() {
                 let data: usize = parts.iter().map(|part| part.as_ref().len()).sum();
-                let text = String::from_utf8(message).expect("text");
-                sent.push(if data > 0 { format!("{data} bytes") } else { text });
+                sent.push(match message.first_chunk() {
+                    Some(id) if data > 0 => format!("data {}: {data} bytes", u64::from_le_bytes(*id)),
+                    _ => String::from_utf8(message).expect("text"),
+                });
             }
             Ok(())
         }

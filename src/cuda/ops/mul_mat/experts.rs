@@ -119,6 +119,11 @@ impl ExpertGroups {
         (self.slots + experts * (self.width() - 1)) / self.width()
     }
 
+    /// The number of groups if each expert has about as many slots.
+    fn likely_count(&self) -> u64 {
+        self.slots.div_ceil(self.width()).max(self.experts.min(self.slots)).into()
+    }
+
     /// The launch that writes the table, at a byte offset behind the columns.
     fn table_at(&self, table: u64, on: &NodeOnGpu<'_>) -> Result<ColumnTable, Unsupported> {
         let ids = on.shape(on.src(self.ids.into())?)?;
@@ -208,9 +213,7 @@ fn by_tiles(a: &TensorDesc, tiles: u32, of: &ExpertGroups, on: &NodeOnGpu<'_>) -
     let rows = b.rows() as u64 + u64::from(groups);
     let quantize = quantize_launch(a, on.shape(b)?, (of.used, tiles), rows, Some((table, groups)), on)?;
 
-    // Most groups that have an expert.
-    let others = u64::from(of.slots.div_ceil(width).max(of.experts.min(of.slots)));
-    let (in_x, log2_lanes) = row_blocks(a, others, on)?;
+    let (in_x, log2_lanes) = row_blocks(a, of.likely_count(), on)?;
     let b = [group_bytes / u64::from(width), group_bytes, 0];
     let product = MulMatArgs { log2_lanes, ..of.product(a, WeightLayout::Packed, b, on)? };
     let launch = tiled_launch(a, tiles, [in_x, 1, groups.into()], &TiledArgs { product, table }, on)?;
@@ -231,10 +234,10 @@ fn by_gemm(
     let bytes = table.checked_add(of.table_bytes()).ok_or_else(|| on.unsupported("b is too large"))?;
     let product = of.product(a, layout, [columns.shape.nb[1], 0, 0], on)?;
     let args = GemmArgs { of: TiledArgs { product, table }, used: of.used, rows: columns.shape.ne[1] };
-    let launch = gemm::launch_by_table(a, args, on)?;
+    let (launch, scratch) = gemm::launch_by_table(a, args, of.likely_count(), on)?;
     let table = Some(of.table_at(table, on)?);
     let conversion = ColumnConversion { table, bytes, column: 0, ..conversion };
-    Ok(NodeLaunches { columns: Some(conversion), ..NodeLaunches::one(launch) })
+    Ok(NodeLaunches { columns: Some(conversion), ..NodeLaunches::new(vec![launch], scratch) })
 }
 
 #[cfg(test)]

@@ -32,6 +32,9 @@ const LEAST_SHARE: u32 = 512;
 /// Blocks per multiprocessor up to which k is split. Two fit, by their registers and shared memory, on every GPU.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 2;
 
+/// Most tiles whose k is split: each has a counter.
+const MAX_SPLIT_TILES: u64 = COUNTER_BYTES / 4;
+
 /// Limit of the bytes between rows and between columns: the kernels address the rows of a tile by 32-bit offsets from the first one. A
 /// single row has the stride 0 here; the limit of a converted column bounds its length.
 const MAX_STRIDE: u64 = (1 << 32) / GEMM_ROWS as u64;
@@ -72,7 +75,7 @@ const MAX_SLOTS_BY_ID: u32 = 4;
 const MAX_SLOTS_BY_ID_FOR_INT8: u32 = 16;
 
 /// With more columns than this, products use the GEMM. `None`: with no number of columns.
-fn max_columns_without_gemm(weights: DType, layout: WeightLayout, capability: u32) -> Option<u32> {
+fn gemm_threshold_of_type(weights: DType, layout: WeightLayout, capability: u32) -> Option<u32> {
     match layout {
         _ if weights == DType::F32 || capability < MIN_MMA_CAPABILITY => None,
         WeightLayout::Packed => (!CAPABILITIES_FOR_INT8.contains(&capability)).then_some(MAX_MMA_COLUMNS),
@@ -84,7 +87,7 @@ fn max_columns_without_gemm(weights: DType, layout: WeightLayout, capability: u3
 /// Whether weights of a type, packed if they can be, use the GEMM for many columns.
 pub(in crate::cuda) fn uses_gemm(weights: DType, capability: u32) -> bool {
     let layout = if can_pack(weights) { WeightLayout::Packed } else { WeightLayout::Ggml };
-    max_columns_without_gemm(weights, layout, capability).is_some()
+    gemm_threshold_of_type(weights, layout, capability).is_some()
 }
 
 /// Whether columns with this precision may be rounded to the staged type.
@@ -97,7 +100,7 @@ fn may_round(round: Precision, staged: DType) -> bool {
 }
 
 /// The most columns for which products of weights `a` use other kernels. `None` if the GEMM computes no product of them.
-fn max_columns_without(
+fn gemm_threshold(
     round: Precision,
     a: &TensorDesc,
     layout: WeightLayout,
@@ -109,7 +112,7 @@ fn max_columns_without(
         && may_round(round, staged)
         && short(stride(&on.shape(a)?, 1))
         && short(column_bytes(a.ne()[0]));
-    Ok(max_columns_without_gemm(a.dtype(), layout, on.gpu.capability).filter(|_| applies))
+    Ok(gemm_threshold_of_type(a.dtype(), layout, on.gpu.capability).filter(|_| applies))
 }
 
 /// Whether the GEMM computes the product of weights `a` with these planes of columns.
@@ -120,7 +123,7 @@ pub(super) fn applies(
     layout: WeightLayout,
     on: &NodeOnGpu<'_>,
 ) -> Result<bool, Unsupported> {
-    let most_without = max_columns_without(op.round, a, layout, on)?;
+    let most_without = gemm_threshold(op.round, a, layout, on)?;
     Ok(most_without.is_some_and(|most| planes.n > most) && u64::from(planes.count(on)?) <= MAX_GRID_YZ)
 }
 
@@ -132,9 +135,9 @@ pub(super) fn width_for_experts(
     slots: u64,
     on: &NodeOnGpu<'_>,
 ) -> Result<Option<u32>, Unsupported> {
-    let Some(most) = max_columns_without(round, a, layout, on)? else { return Ok(None) };
-    let most = match (layout, a.dtype().is_block()) {
-        (WeightLayout::Packed, _) => most,
+    let Some(most_columns) = gemm_threshold(round, a, layout, on)? else { return Ok(None) };
+    let most_slots = match (layout, a.dtype().is_block()) {
+        (WeightLayout::Packed, _) => most_columns,
         (WeightLayout::Ggml, false) => MAX_DOT_COLUMNS,
         (WeightLayout::Ggml, true) if CAPABILITIES_FOR_INT8.contains(&on.gpu.capability) => MAX_SLOTS_BY_ID_FOR_INT8,
         (WeightLayout::Ggml, true) => MAX_SLOTS_BY_ID,
@@ -142,7 +145,7 @@ pub(super) fn width_for_experts(
     let experts = u64::from(on.shape(a)?.ne[2]);
     // The kernel addresses all columns by 32-bit offsets.
     let all_bytes = column_bytes(a.ne()[0]).saturating_mul(on.src(1)?.rows() as u64);
-    let applies = slots > u64::from(most) * experts && u32::try_from(all_bytes).is_ok();
+    let applies = slots > u64::from(most_slots) * experts && u32::try_from(all_bytes).is_ok();
     Ok(applies.then(|| tile_width(a.dtype(), slots.div_ceil(experts.max(1)))))
 }
 
@@ -191,33 +194,55 @@ fn launch(
     let width = tile_width(a.dtype(), n.into());
     let tiles = u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
     let share = share_of_block(k, tiles * u64::from(planes), on.gpu.multiprocessors);
-    let splits = u64::from(k.div_ceil(share));
-    let product = MulMatArgs { log2_lanes: share, ..product };
     let args = GemmArgs { of: TiledArgs { product, table: 0 }, used: 0, rows: 0 };
-    let grid = Grid::of([tiles, splits, planes.into()], GEMM_THREADS);
+    launch_split(a, args, share, [tiles, planes.into()], width, on)
+}
+
+/// The launch that multiplies groups of slots with their experts, by a table, and its bytes of scratch memory. About `likely` groups have
+/// slots.
+pub(super) fn launch_by_table(
+    a: &TensorDesc,
+    args: GemmArgs,
+    likely: u64,
+    on: &NodeOnGpu<'_>,
+) -> Result<(KernelLaunch, u64), Unsupported> {
+    let MulMatArgs { k, m, n: width, planes: groups, .. } = args.of.product;
+    let rows = u64::from(m.div_ceil(GEMM_ROWS));
+    let share = if rows * u64::from(groups) <= MAX_SPLIT_TILES {
+        share_of_block(k, rows * likely, on.gpu.multiprocessors)
+    } else {
+        whole(k)
+    };
+    launch_split(a, args, share, [rows, groups.into()], width, on)
+}
+
+/// The launch with `share` elements of k per block, for so many tiles and planes.
+fn launch_split(
+    a: &TensorDesc,
+    mut args: GemmArgs,
+    share: u32,
+    [tiles, planes]: [u64; 2],
+    width: u32,
+    on: &NodeOnGpu<'_>,
+) -> Result<(KernelLaunch, u64), Unsupported> {
+    let product = &mut args.of.product;
+    product.log2_lanes = share;
+    let splits = u64::from(product.k.div_ceil(share));
     let (parts, counts, scratch) = if splits == 1 {
         (Ptr::Null, Ptr::Null, 0)
     } else {
         let tile_bytes = 4 * u64::from(GEMM_ROWS * width);
-        (Ptr::Scratch(0), Ptr::Counters, tiles * splits * u64::from(planes) * tile_bytes)
+        (Ptr::Scratch(0), Ptr::Counters, tiles * splits * planes * tile_bytes)
     };
-    let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, parts, counts];
+    let grid = Grid::of([tiles, splits, planes], GEMM_THREADS);
+    let pointers = [Ptr::Src(0), Ptr::Columns, Ptr::Dst, parts, counts];
     let launch = launch_typed("gemm_", &format!("gemm{width}"), a, grid, &pointers, &args, on)?;
     Ok((launch.with_accesses([Access::bytes(3, scratch)]), scratch))
 }
 
-/// The launch that multiplies groups of slots with their experts, by a table.
-pub(super) fn launch_by_table(
-    a: &TensorDesc,
-    mut args: GemmArgs,
-    on: &NodeOnGpu<'_>,
-) -> Result<KernelLaunch, Unsupported> {
-    let product = &mut args.of.product;
-    product.log2_lanes = product.k.next_multiple_of(GEMM_DEPTH);
-    let (width, groups) = (product.n, product.planes);
-    let grid = Grid::of([product.m.div_ceil(GEMM_ROWS).into(), 1, groups.into()], GEMM_THREADS);
-    let pointers = [Ptr::Src(0), Ptr::Columns, Ptr::Dst, Ptr::Null, Ptr::Null];
-    launch_typed("gemm_", &format!("gemm{width}"), a, grid, &pointers, &args, on)
+/// All of k in one block.
+fn whole(k: u32) -> u32 {
+    k.next_multiple_of(GEMM_DEPTH).max(GEMM_DEPTH)
 }
 
 /// Elements of k for each block of `tiles` tiles: split-K gives each multiprocessor two blocks, if k is long enough and the counters of the
@@ -225,8 +250,8 @@ pub(super) fn launch_by_table(
 fn share_of_block(k: u32, tiles: u64, multiprocessors: u32) -> u32 {
     let wanted = BLOCKS_PER_MULTIPROCESSOR * u64::from(multiprocessors) / tiles.max(1);
     let splits = wanted.min(u64::from(k / LEAST_SHARE));
-    if splits < 2 || tiles > COUNTER_BYTES / 4 {
-        return k.next_multiple_of(GEMM_DEPTH).max(GEMM_DEPTH);
+    if splits < 2 || tiles > MAX_SPLIT_TILES {
+        return whole(k);
     }
     k.div_ceil(splits as u32).next_multiple_of(GEMM_DEPTH)
 }
@@ -258,7 +283,7 @@ mod tests {
             (DType::IQ4_XS, WeightLayout::Ggml, 89, Some(32)),
             (DType::IQ4_XS, WeightLayout::Ggml, 75, None),
         ] {
-            assert_eq!(max_columns_without_gemm(dtype, layout, capability), want, "{dtype} at {capability}");
+            assert_eq!(gemm_threshold_of_type(dtype, layout, capability), want, "{dtype} at {capability}");
         }
     }
 

@@ -120,6 +120,7 @@ pub(in super::super) fn products_by_id(
     up: Option<Ptr>,
     quantized: u64,
 ) -> Result<NodeLaunches, Unsupported> {
+    // Any: refused in each case in which the node's own precision permits groups.
     if ExpertGroups::of(Precision::Any, on.src(0)?, ids, WeightLayout::Packed, on)?.is_some() {
         return Err(on.unsupported("so many tokens that the columns of an expert are multiplied at a time"));
     }

@@ -1,7 +1,8 @@
 //! Sending half of a client's connection: any thread of the session sends whole messages through it. A client that reads too
 //! slowly blocks the sending thread (backpressure), and a client that stops reading is disconnected.
 
-use crate::sync::{Arc, Mutex, lock};
+use crate::poison::lock;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::rpc::connection::MessageWriter;
