@@ -10,8 +10,8 @@
 // column of the grid. Each part stores sums, maximum and total of each query in scratch memory; flash_attn_merge combines them.
 //
 // Variants: flash_attn_<type> for k and v of one type, for each type that KV caches use; flash_attn_any for all other pairs of
-//           types, selected when it runs; flash_attn_merge combines the parts. This file is compiled once per type with KTYPE
-//           and ENTRY, and once without them for flash_attn_any and flash_attn_merge.
+//           types, selected when it runs; flash_attn_merge combines the parts; flash_attn_halves converts k or v for prompts. This file is
+//           compiled once per type with KTYPE and ENTRY, and once without them for the others.
 // Limits:   any row sizes and strides; q F32, mask F16 with dense rows. The wider v, the smaller the tile: 32 queries up to 128
 //           channels, 4 queries from 512 channels on; beyond 1024 channels, scores are computed once per span of channels.
 // Floor:    2 products per query, position and channel; k and v are read once per tile.
@@ -433,6 +433,35 @@ extern "C" __global__ void flash_attn_merge(FlashAttnMergeArgs args) {
     } else if (is_last_block(args.counters + token * (k / 256) + first / 256, 2) && warp == 0) {
         quantize_piece<true>(row, column, k, first / 256 * 256, lane);
     }
+}
+
+struct FlashAttnHalvesArgs {
+    const u8 *from;
+    uint4 *to;
+    u64 nb[3];                   // byte strides of positions, heads and batches
+    u32 n, positions, heads;     // n: channels, a multiple of 8
+    u32 octets, type;            // octets in all
+    u32 padding;
+};
+
+// Converts k or v to F16 for flash_attn_prompt.cu: dense rows in the order of positions, heads, batches. Values beyond the range of F16
+// become the largest ones. Grid: x = pieces of THREADS octets.
+extern "C" __global__ void flash_attn_halves(FlashAttnHalvesArgs args) {
+    const u32 i = blockIdx.x * THREADS + threadIdx.x, per_row = args.n / 8;
+    if (i >= args.octets) return;
+    const u32 row = i / per_row, head = row / args.positions;
+    const u64 at = row % args.positions * args.nb[0] + head % args.heads * args.nb[1] + head / args.heads * args.nb[2];
+    const bool whole = RuntimeType::whole((u64)args.from | args.nb[0] | args.nb[1] | args.nb[2], args.n);
+    float x[8];
+    RuntimeType::load8<false>({nullptr, 0, args.n, args.type, whole}, args.from + at, 8 * (i % per_row), x);
+    u32 words[4];
+#pragma unroll
+    for (u32 j = 0; j < 8; j++) {
+        if (fabsf(x[j]) > 65504.0f && fabsf(x[j]) < __uint_as_float(0x7f800000)) x[j] = copysignf(65504.0f, x[j]);
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) words[j] = word_of_halves(half_of_float(x[2 * j]), half_of_float(x[2 * j + 1]));
+    args.to[i] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 #endif

@@ -78,16 +78,15 @@ __device__ __forceinline__ float alibi_slope(const FlashAttnArgs &args, u32 head
     return power(late ? args.slope_bases[1] : args.slope_bases[0], late ? 2 * (head - steps) + 1 : head + 1);
 }
 
-// What a block computes, from blockIdx.x: tiles, spans, groups, batches, with tiles fastest and the last tile first, because a
+// What block `x` of the grid computes: tiles, spans, groups, batches, with tiles fastest and the last tile first, because a
 // causal mask gives it the most work.
 struct BlockPlace {
     u32 first; // query of the group
     u32 span, head0, batch;
 };
 
-__device__ __forceinline__ BlockPlace block_place(const FlashAttnArgs &args) {
+__device__ __forceinline__ BlockPlace block_place(const FlashAttnArgs &args, u32 x = blockIdx.x) {
     BlockPlace place;
-    u32 x = blockIdx.x;
     place.first = (args.tiles - 1 - x % args.tiles) * (4 << args.log_quads);
     x /= args.tiles;
     place.span = x % args.spans;

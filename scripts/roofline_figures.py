@@ -14,7 +14,7 @@ LAYER = "LLAMA_LAYER"
 UNITS = (
     (r"mul_mat_(widen|halves|quantize|pack$|packed_rows)", "element"),
     (r"mul_mat_", "weight"),
-    (r"flash_attn_(?!merge)", "multiply-add"),
+    (r"flash_attn_(?!merge|halves)", "multiply-add"),
     (r"", "element"),
 )
 

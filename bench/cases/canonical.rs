@@ -46,6 +46,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| unpacked(s, t)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| tied(s, t)));
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
+    cases.extend(prompts(s));
     cases.extend(passes(s, 1));
     cases.extend([F16, Q4_K].map(|t| layers(s, t, 1, 1)));
     cases.extend([F16, Q4_K, IQ4_XS].map(experts));
@@ -53,6 +54,19 @@ pub fn canonical() -> Vec<Case> {
     cases.push(expert_sum(s));
     cases
 }
+
+/// Attention of a prompt: each kernel, by type and channels, with half of the positions hidden from the middle token; and behind a long context.
+fn prompts(s: &Sizes) -> Vec<Case> {
+    let of = |t, head, kv| attention(&Sizes { head, ..*s }, t, PROMPT, kv);
+    let mut cases: Vec<Case> = PROMPT_HEADS.map(|head| of(F16, head, PROMPT)).into();
+    cases.extend([64, 128, 256].map(|head| of(BF16, head, PROMPT)));
+    cases.extend([64, 128].map(|head| of(Q8_0, head, PROMPT)));
+    cases.extend([(F16, 64), (F16, 128), (Q8_0, 128)].map(|(t, head)| of(t, head, s.context)));
+    cases
+}
+
+/// Channels of the variants of attention for prompts.
+const PROMPT_HEADS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 
 /// A mixture of experts: their number, and how many of them a token uses.
 const MIXTURE: [usize; 2] = [128, 8];

@@ -36,6 +36,14 @@ __device__ __forceinline__ void load_matrices(u32 (&words)[4], u32 at) {
                  : "memory");
 }
 
+// As load_matrices, with each matrix transposed: word j of lane 4 g + t receives column g of rows 2 t and 2 t + 1 of matrix j.
+__device__ __forceinline__ void load_transposed(u32 (&words)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+}
+
 // Stores 16 bytes to shared memory.
 __device__ __forceinline__ void store_shared(u32 at, const u32 (&words)[4]) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" : : "r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");

@@ -27,6 +27,8 @@ const UNTYPED: &[&str] = &[
     "rope",
     "flash_attn",
     "flash_attn_f16",
+    "flash_attn_prompt_f16_128",
+    "flash_attn_prompt_f16_64",
     "mul_mat_gemm_f16",
     "binary",
     "glu",

@@ -1,5 +1,8 @@
-//! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding): kernels/flash_attn_mma.cu on
-//! tensor cores, kernels/flash_attn.cu for GPUs without them and for other types and sizes.
+//! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding). On tensor cores,
+//! kernels/flash_attn_prompt.cu is for many queries and kernels/flash_attn_mma.cu for few; kernels/flash_attn.cu is for GPUs without
+//! tensor cores and for other types and sizes.
+
+mod prompt;
 
 use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
 use super::{
@@ -11,6 +14,7 @@ use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
+use prompt::{Prompt, Rows};
 
 /// Limit of octets (groups of 8 channels) of v per block. With the smallest tile, four queries, each thread then has one octet.
 const MAX_OCTETS: u32 = 128;
@@ -63,6 +67,7 @@ struct FlashAttnArgs {
     spans: u32,
     octets: u32,
     part: u32,
+    /// Of k and v; F16 if they are converted.
     types: [u32; 2],
     slope_steps: u32,
     slope_bases: [f32; 2],
@@ -82,8 +87,8 @@ impl KernelArguments for FlashAttnArgs {
         let parts = rows.saturating_mul(grid.blocks[1]);
         Ok(vec![
             along(Access::run(0, &[dk]), [tokens, heads, batches], qb),
-            along(Access::run(1, &[dk]), [positions, heads_of(self.per_k)?, batches], kb),
-            along(Access::run(2, &[dv]), [positions, heads_of(self.per_v)?, batches], vb),
+            along(Access::run(1, &[dk]).of_type(self.types[0]), [positions, heads_of(self.per_k)?, batches], kb),
+            along(Access::run(2, &[dv]).of_type(self.types[1]), [positions, heads_of(self.per_v)?, batches], vb),
             along(Access::run(3, &[positions]), [tokens, self.mask_heads, self.mask_batches], mb),
             Access::run(4, &[heads]),
             Access::elements(5, rows.saturating_mul(dv.into())),
@@ -143,8 +148,10 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
 
     // Blocks of a tile of queries and a span of channels.
     let groups = u64::from(heads / group) * u64::from(batches);
-    let kernel = Kernel::of(k, v, on.gpu.capability);
+    let prompt = Prompt::of(&op, [k, v], mask, [tokens, queries], on.gpu.capability);
+    let kernel = prompt.map_or_else(|| Kernel::of(k, v, on.gpu.capability), Kernel::Prompt);
     let Blocks { log_quads, octets, threads, shared, step, min_part, at_once } = match kernel {
+        Kernel::Prompt(prompt) => prompt.blocks(),
         Kernel::Mma => Blocks::mma(queries, dk, dv, positions, groups, on.gpu.multiprocessors),
         Kernel::OfType | Kernel::AnyType => Blocks::without_mma(queries, dv),
     };
@@ -155,13 +162,21 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     let room = at_once * u64::from(on.gpu.multiprocessors);
     let (parts, part) = split_positions(columns, room, positions, min_part, step);
 
+    let pitch = all_octets * 8;
+    let rows = u64::from(batches) * u64::from(tokens) * u64::from(heads);
+    let (sums, stats) = if parts == 1 { (0, 0) } else { (rows * parts * u64::from(pitch) * 4, rows * parts * 8) };
+    let at = if parts == 1 { [Ptr::Null; 2] } else { [Ptr::Scratch(0), Ptr::Scratch(sums)] };
+    let mut scratch = sums + stats;
+    let k_rows = Rows::of(k, 1, prompt, on, &mut scratch)?;
+    let v_rows = Rows::of(v, 2, prompt, on, &mut scratch)?;
+
     let strides = |t: &TensorDesc| [1, 2, 3].map(|i| t.nb()[i] as u64);
     let (mask_heads, mask_batches) = mask.map_or((1, 1), |mask| (mask.ne()[2] as u32, mask.ne()[3] as u32));
     let alibi = Alibi::new(op.max_bias, heads as usize);
     let args = FlashAttnArgs {
         qb: strides(q),
-        kb: strides(k),
-        vb: strides(v),
+        kb: k_rows.nb,
+        vb: v_rows.nb,
         mb: mask.map_or([0; 3], strides),
         dk,
         dv,
@@ -179,7 +194,7 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
         spans,
         octets,
         part,
-        types: [k, v].map(|t| t.dtype().to_wire()),
+        types: [&k_rows, &v_rows].map(|rows| rows.dtype.to_wire()),
         slope_steps: alibi.map_or(0, |alibi| alibi.n_head_log2 as u32),
         slope_bases: alibi.map_or([1.0; 2], |alibi| alibi.bases),
         // With a softcap, the kernel computes cap * tanh(score * scale / cap).
@@ -187,14 +202,11 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
         cap: op.softcap,
         padding: 0,
     };
-    let pitch = all_octets * 8;
-    let rows = u64::from(batches) * u64::from(tokens) * u64::from(heads);
-    let (sums, stats) = if parts == 1 { (0, 0) } else { (rows * parts * u64::from(pitch) * 4, rows * parts * 8) };
-    let at = if parts == 1 { [Ptr::Null; 2] } else { [Ptr::Scratch(0), Ptr::Scratch(sums)] };
-    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Src(4), Ptr::Dst, at[0], at[1]];
+    let pointers = [Ptr::Src(0), k_rows.at, v_rows.at, Ptr::Src(3), Ptr::Src(4), Ptr::Dst, at[0], at[1]];
     let grid = Grid::of([columns, parts, 1], threads).with_shared(shared);
     let name = suffix(k.dtype());
     let (stem, name) = match kernel {
+        Kernel::Prompt(prompt) => (prompt.entry(), prompt.entry()),
         Kernel::Mma => (format!("flash_attn_{name}"), format!("flash_attn_mma_{name}")),
         Kernel::OfType => (format!("flash_attn_{name}"), format!("flash_attn_{name}")),
         Kernel::AnyType => ("flash_attn".to_owned(), "flash_attn_any".to_owned()),
@@ -217,8 +229,9 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
             let launch = merge([Ptr::ResultColumns, Ptr::Counters], quantized_column_bytes(k, group), group)?;
             kernel.quantizing.push(QuantizingLaunch { launch, k, group });
         }
-        kernel.scratch = sums + stats;
     }
+    kernel.launches.splice(0..0, [k_rows.conversion, v_rows.conversion].into_iter().flatten());
+    kernel.scratch = scratch;
     Ok(kernel)
 }
 
@@ -232,6 +245,8 @@ fn can_quantize(k: usize, dv: u32, rows: u64, group: usize) -> bool {
 /// The kernels that compute attention.
 #[derive(Clone, Copy, PartialEq)]
 enum Kernel {
+    /// `flash_attn_prompt_<type>_<channels>`, on tensor cores, for many queries.
+    Prompt(Prompt),
     /// `flash_attn_mma_<type>`, on tensor cores.
     Mma,
     /// `flash_attn_<type>`.

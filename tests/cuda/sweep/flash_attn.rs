@@ -58,6 +58,19 @@ struct Setting {
     layout: Layout,
     mask: Mask,
     sinks: bool,
+    /// Whether positions that [`Mask::Window`] hides from all queries have NaN and infinity.
+    hides_bad: bool,
+}
+
+impl Setting {
+    /// Whether the kernel for prompts computes it, on a GPU with tensor cores: from 64 queries on, types other than F16 and BF16 are converted.
+    fn is_prompt(&self) -> bool {
+        let (per_k, per_v) = (self.heads / self.k_heads, self.heads / self.v_heads);
+        let group = (1..=per_k).filter(|n| per_k.is_multiple_of(*n) && per_v.is_multiple_of(*n)).max().unwrap();
+        let are_chunks = self.dk.is_multiple_of(8) && self.dv.is_multiple_of(8) && self.dv <= self.dk;
+        let is_direct = self.types.0 == self.types.1 && [F16, BF16].contains(&self.types.0);
+        are_chunks && self.dk <= 256 && self.n > 1 && self.n * group >= if is_direct { 16 } else { 64 }
+    }
 }
 
 const USUAL: Setting = Setting {
@@ -74,6 +87,7 @@ const USUAL: Setting = Setting {
     layout: Layout::Packed,
     mask: Mask::Causal,
     sinks: false,
+    hides_bad: false,
 };
 
 pub fn run(sweep: &Sweep) {
@@ -103,6 +117,7 @@ pub fn run(sweep: &Sweep) {
         }
     }
     check_tensor_cores(sweep);
+    check_prompts(sweep);
     // Split-K with more parts than a merging block has warps, up to the limit of parts
     check_case(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
     // All modifiers of scores, with and without split-K
@@ -157,21 +172,83 @@ fn check_tensor_cores(sweep: &Sweep) {
     check_case(sweep, Setting { dk: 128, dv: 128, n: 1, kv: 4099, heads: 8, k_heads: 2, v_heads: 2, ..USUAL });
 }
 
-/// The largest NMSE: products with tensor cores keep 22 bits with F16, 16 with BF16, and so do sums of blocks.
-fn bound(types: (DType, DType)) -> f64 {
-    if types.0 == types.1 && types.0 != F16 && MMA_TYPES.contains(&types.0) { 1e-9 } else { 1e-11 }
+/// The kernel for prompts: blocks of 64 queries, tiles of 64 or 32 positions, 32 of which have their masks scanned at a time.
+fn check_prompts(sweep: &Sweep) {
+    for dtype in [F16, BF16] {
+        let usual = Setting { types: (dtype, dtype), n: 17, kv: 200, heads: 4, k_heads: 2, v_heads: 2, ..USUAL };
+        // Sizes of the variants, and padded ones
+        for (i, wide) in [64, 80, 96, 112, 128, 192, 256].into_iter().enumerate() {
+            let layout = if i % 2 == 0 { Layout::Cache } else { Layout::Packed };
+            check_case(sweep, Setting { dk: wide, dv: wide, layout, ..usual });
+            check_case(sweep, Setting { dk: wide - 8, dv: wide - 8, kv: 203, mask: Mask::None, ..usual });
+            check_case(sweep, Setting { dk: wide, dv: wide / 2, n: 40, mask: Mask::Window, hides_bad: true, ..usual });
+            check_case(sweep, Setting { dk: wide, dv: wide, kv: 77, layout: Layout::Shifted, batches: 2, ..usual });
+        }
+        check_case(sweep, Setting { dk: 8, dv: 8, kv: 1, n: 16, heads: 1, k_heads: 1, v_heads: 1, ..usual });
+        for (dk, dv) in [(64, 64), (192, 128), (256, 256)] {
+            // Groups of heads, with parts of positions, which are the more the fewer blocks there are
+            for (heads, kv_heads, n, kv) in [(4, 4, 16, 520), (7, 1, 19, 1100), (16, 2, 2, 2600), (33, 1, 9, 70)] {
+                check_case(sweep, Setting { dk, dv, heads, k_heads: kv_heads, v_heads: kv_heads, n, kv, ..usual });
+            }
+            for mask in [Mask::None, Mask::Window, Mask::All] {
+                for (softcap, max_bias) in [(0.0, 8.0), (1.5, 4.0), (2.0, 0.0)] {
+                    let max_bias = if mask == Mask::None { 0.0 } else { max_bias };
+                    let op = FlashAttn { softcap, max_bias, scale: -0.2, ..PLAIN };
+                    let heads = Setting { heads: 6, k_heads: 1, v_heads: 2, batches: 2, ..usual };
+                    check_case(sweep, Setting { op, dk, dv, mask, sinks: true, kv: 328, ..heads });
+                }
+            }
+        }
+    }
+    // Types that are converted, from 64 queries on
+    for types in types().into_iter().chain([(F16, Q8_0), (Q8_0, F16), (BF16, F16), (F32, BF16)]) {
+        let wide = if types.0.block_len().max(types.1.block_len()) == 256 { 256 } else { 96 };
+        let of_types = Setting { types, dk: wide, dv: wide, n: 33, kv: 137, batches: 2, ..USUAL };
+        check_case(sweep, Setting { layout: Layout::Cache, ..of_types });
+        check_case(sweep, Setting { layout: Layout::Shifted, k_heads: 4, v_heads: 1, n: 64, kv: 40, ..of_types });
+    }
+    check_case(sweep, Setting { types: (Q8_0, Q8_0), n: 31, kv: 800, mask: Mask::Window, ..USUAL });
+    // Queries beyond the range of F16, and far below it
+    for scale in [1e-6, 1e5] {
+        let op = FlashAttn { scale: 0.2 / scale, ..PLAIN };
+        check_scaled(sweep, Setting { op, n: 20, ..USUAL }, scale);
+    }
+}
+
+/// The largest NMSE. Without tensor cores, sums and products are in f32. With them, products of few queries keep 22 bits with F16, 16 with
+/// BF16, and so do sums of blocks; queries and weights of prompts are rounded to the type of k and v.
+fn bound(s: &Setting, has_mma: bool) -> f64 {
+    let dtype = s.types.0;
+    match () {
+        () if has_mma && s.is_prompt() => {
+            if dtype == F16 {
+                1e-6
+            } else {
+                1e-4
+            }
+        }
+        () if dtype == s.types.1 && dtype != F16 && MMA_TYPES.contains(&dtype) => 1e-9,
+        () => 1e-11,
+    }
 }
 
 /// Runs a setting on both devices.
 #[track_caller]
 fn check_case(sweep: &Sweep, s: Setting) {
+    check_scaled(sweep, s, 1.0);
+}
+
+/// As [`check_case`], with queries multiplied by a number.
+#[track_caller]
+fn check_scaled(sweep: &Sweep, s: Setting, scale: f32) {
     let mut case = Case::new();
     let mut q = TensorDesc::contiguous(F32, [s.dk, s.n, s.heads, s.batches]).unwrap();
     if s.layout != Layout::Packed {
         let row = q.nb()[1];
         q = TensorDesc::strided(F32, q.ne(), [4, s.heads * row, row, q.nb()[3]]).unwrap();
     }
-    let q = case.leaf_with_desc(q, &normal(1, q.elements()));
+    let queries: Vec<f32> = normal(1, q.elements()).into_iter().map(|x| x * scale).collect();
+    let q = case.leaf_with_desc(q, &queries);
     let [k, v] =
         [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
             let ne = [wide, s.kv, heads, s.batches];
@@ -181,7 +258,16 @@ fn check_case(sweep: &Sweep, s: Setting) {
             let position = heads * row + if s.layout == Layout::Shifted { nb0 } else { 0 };
             let cache = TensorDesc::strided(dtype, ne, [nb0, position, row, s.kv * position]).unwrap();
             let desc = if s.layout == Layout::Packed { packed } else { cache };
-            case.leaf_with_desc(desc, &normal(seed, ne.iter().product()))
+            let mut values = normal(seed, ne.iter().product());
+            if s.hides_bad {
+                let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+                for (i, row) in values.chunks_mut(wide).enumerate() {
+                    if (s.kv / 2).abs_diff(i % s.kv + 2) <= 1 {
+                        row[i % wide] = bad[i % 3];
+                    }
+                }
+            }
+            case.leaf_with_desc(desc, &values)
         });
     let ne = [
         s.kv,
@@ -204,5 +290,5 @@ fn check_case(sweep: &Sweep, s: Setting) {
     let mask = (s.mask != Mask::None).then(|| case.leaf(F16, ne, &values));
     let sinks = s.sinks.then(|| case.leaf(F32, [s.heads, 1, 1, 1], &normal(5, s.heads)));
     let dst = case.b.node(s.op, &[Some(q), Some(k), Some(v), mask, sinks]).unwrap();
-    sweep.check(&case.build(), &[dst], bound(s.types), &format!("{s:?}"));
+    sweep.check(&case.build(), &[dst], bound(&s, sweep.has_mma), &format!("{s:?}"));
 }
