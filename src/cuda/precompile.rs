@@ -43,6 +43,8 @@ const UNTYPED: &[&str] = &[
     "assign",
     "diag",
     "sequence",
+    "pool",
+    "upscale",
 ];
 
 /// Types of caches that are used most. No tensor of a cache is announced.

@@ -189,8 +189,8 @@ macro_rules! for_each_family {
             topk_mask: TopkMask [TopKMask] on cpu;
             im2col: Im2col [Im2col, Im2colBack, Im2col3d, Col2im1d] on cpu;
             conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu;
-            pool: Pool [Pool1d, Pool2d, Pool2dBack] on cpu;
-            upscale: Upscale [Upscale] on cpu;
+            pool: Pool [Pool1d, Pool2d] on cpu cuda, [Pool2dBack] on cpu;
+            upscale: Upscale [Upscale] on cpu cuda;
             window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;
             ssm: Ssm [SsmConv, SsmScan] on cpu cuda;
             linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu cuda;

@@ -21,6 +21,7 @@ mod mul_mat;
 mod mul_mat_fused;
 mod norm;
 mod pad;
+mod pool;
 mod reduce;
 mod repack;
 mod rope;
@@ -30,6 +31,7 @@ mod softmax;
 mod sort;
 mod ssm;
 mod unary;
+mod upscale;
 
 #[cfg(test)]
 mod kernel_constants;

@@ -11,6 +11,7 @@ mod copy;
 mod diag;
 mod flash_attn;
 mod glu;
+mod layouts;
 mod linear_attn;
 mod moe;
 mod mul_mat;
@@ -19,6 +20,7 @@ mod mul_mat_gemm;
 mod mul_mat_id;
 mod norm;
 mod pad;
+mod pool;
 mod reduce;
 mod rope;
 mod rope_cache;
@@ -29,6 +31,7 @@ mod sort;
 mod ssm;
 mod tally;
 mod unary;
+mod upscale;
 
 use cudaemu::test::Session;
 use fanout::cpu::{CpuDevice, MathMode};
@@ -62,6 +65,7 @@ const FAMILIES: &[Family] = &[
     ("mul_mat", mul_mat::run),
     ("norm", norm::run),
     ("pad", pad::run),
+    ("pool", pool::run),
     ("reduce", reduce::run),
     ("rope", rope::run),
     ("rows", rows::run),
@@ -70,6 +74,7 @@ const FAMILIES: &[Family] = &[
     ("sort", sort::run),
     ("ssm", ssm::run),
     ("unary", unary::run),
+    ("upscale", upscale::run),
 ];
 
 /// The devices of a sweep. The emulator is the last field, because it must be dropped last.
