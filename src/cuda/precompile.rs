@@ -43,6 +43,8 @@ const UNTYPED: &[&str] = &[
     "assign",
     "diag",
     "sequence",
+    "im2col",
+    "conv",
     "pool",
     "upscale",
 ];

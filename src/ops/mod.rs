@@ -187,8 +187,8 @@ macro_rules! for_each_family {
             softmax: SoftMax [SoftMax] on cpu cuda;
             flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
             topk_mask: TopkMask [TopKMask] on cpu;
-            im2col: Im2col [Im2col, Im2colBack, Im2col3d, Col2im1d] on cpu;
-            conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu;
+            im2col: Im2col [Im2col, Im2col3d, Col2im1d] on cpu cuda, [Im2colBack] on cpu;
+            conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu cuda;
             pool: Pool [Pool1d, Pool2d] on cpu cuda, [Pool2dBack] on cpu;
             upscale: Upscale [Upscale] on cpu cuda;
             window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;

@@ -10,11 +10,13 @@
 mod assign;
 mod binary;
 mod concat;
+mod conv;
 mod copy;
 mod diag;
 mod elementwise;
 mod flash_attn;
 mod glu;
+mod im2col;
 mod linear_attn;
 mod moe;
 mod mul_mat;

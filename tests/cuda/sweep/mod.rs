@@ -7,10 +7,12 @@
 mod assign;
 mod binary;
 mod concat;
+mod conv;
 mod copy;
 mod diag;
 mod flash_attn;
 mod glu;
+mod im2col;
 mod layouts;
 mod linear_attn;
 mod moe;
@@ -57,10 +59,12 @@ const FAMILIES: &[Family] = &[
     ("assign", assign::run),
     ("binary", binary::run),
     ("concat", concat::run),
+    ("conv", conv::run),
     ("copy", copy::run),
     ("diag", diag::run),
     ("flash_attn", flash_attn::run),
     ("glu", glu::run),
+    ("im2col", im2col::run),
     ("linear_attn", linear_attn::run),
     ("mul_mat", mul_mat::run),
     ("norm", norm::run),
