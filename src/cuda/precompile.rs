@@ -47,6 +47,8 @@ const UNTYPED: &[&str] = &[
     "conv",
     "pool",
     "upscale",
+    "out_prod",
+    "backward",
 ];
 
 /// Types of caches that are used most. No tensor of a cache is announced.

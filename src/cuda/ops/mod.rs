@@ -8,6 +8,7 @@
 //! fields are documented there.
 
 mod assign;
+mod backward;
 mod binary;
 mod concat;
 mod conv;
@@ -22,6 +23,7 @@ mod moe;
 mod mul_mat;
 mod mul_mat_fused;
 mod norm;
+mod out_prod;
 mod pad;
 mod pool;
 mod reduce;

@@ -5,6 +5,7 @@
 //! checks that need the emulator's counters are left out, and each family prints what it compared (`tally`).
 
 mod assign;
+mod backward;
 mod binary;
 mod concat;
 mod conv;
@@ -21,6 +22,7 @@ mod mul_mat_fused;
 mod mul_mat_gemm;
 mod mul_mat_id;
 mod norm;
+mod out_prod;
 mod pad;
 mod pool;
 mod reduce;
@@ -57,6 +59,7 @@ const MIN_MMA: u32 = 80;
 /// The op families, with the function that runs their cases.
 const FAMILIES: &[Family] = &[
     ("assign", assign::run),
+    ("backward", backward::run),
     ("binary", binary::run),
     ("concat", concat::run),
     ("conv", conv::run),
@@ -68,6 +71,7 @@ const FAMILIES: &[Family] = &[
     ("linear_attn", linear_attn::run),
     ("mul_mat", mul_mat::run),
     ("norm", norm::run),
+    ("out_prod", out_prod::run),
     ("pad", pad::run),
     ("pool", pool::run),
     ("reduce", reduce::run),
