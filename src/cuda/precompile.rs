@@ -47,6 +47,8 @@ const UNTYPED: &[&str] = &[
     "conv",
     "pool",
     "upscale",
+    "solve_tri",
+    "topk_mask",
     "out_prod",
     "backward",
 ];

@@ -186,7 +186,7 @@ macro_rules! for_each_family {
             rope: Rope [Rope, RopeBack] on cpu cuda;
             softmax: SoftMax [SoftMax] on cpu cuda;
             flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
-            topk_mask: TopkMask [TopKMask] on cpu;
+            topk_mask: TopkMask [TopKMask] on cpu cuda;
             im2col: Im2col [Im2col, Im2col3d, Col2im1d] on cpu cuda, [Im2colBack] on cpu;
             conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu cuda;
             pool: Pool [Pool1d, Pool2d] on cpu cuda, [Pool2dBack] on cpu;
@@ -194,7 +194,7 @@ macro_rules! for_each_family {
             window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;
             ssm: Ssm [SsmConv, SsmScan] on cpu cuda;
             linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu cuda;
-            solve_tri: SolveTri [SolveTri] on cpu;
+            solve_tri: SolveTri [SolveTri] on cpu cuda;
             dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
             backward: Backward [RepeatBack] on cpu cuda, [SiluBack, RmsNormBack, SoftMaxBack, GetRowsBack] on cpu;
             assign: Assign [Acc, Set] on cpu cuda;

@@ -32,8 +32,10 @@ mod rope;
 mod rows;
 mod sequence;
 mod softmax;
+mod solve_tri;
 mod sort;
 mod ssm;
+mod topk_mask;
 mod unary;
 mod upscale;
 

@@ -31,9 +31,11 @@ mod rope_cache;
 mod rows;
 mod sequence;
 mod softmax;
+mod solve_tri;
 mod sort;
 mod ssm;
 mod tally;
+mod topk_mask;
 mod unary;
 mod upscale;
 
@@ -79,8 +81,10 @@ const FAMILIES: &[Family] = &[
     ("rows", rows::run),
     ("sequence", sequence::run),
     ("softmax", softmax::run),
+    ("solve_tri", solve_tri::run),
     ("sort", sort::run),
     ("ssm", ssm::run),
+    ("topk_mask", topk_mask::run),
     ("unary", unary::run),
     ("upscale", upscale::run),
 ];
