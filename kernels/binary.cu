@@ -1,4 +1,4 @@
-// ADD, SUB, MUL, DIV: d = a op b, computed in f32, with b broadcast to a's shape; and ADD_ID, which adds the row of b that an
+// ADD, ADD1, SUB, MUL, DIV: d = a op b, computed in f32, with b broadcast to a's shape; and ADD_ID, which adds the row of b that an
 // id selects.
 //
 // Variants: binary_A_B_D for the combinations of types that models use: coalesced 16-byte accesses; b is a row or one element

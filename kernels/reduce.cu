@@ -1,11 +1,13 @@
-// Reductions: SUM of all elements; SUM_ROWS and MEAN (the sum divided by the length) of rows; ARGMAX (the last index of the
-// largest value; NaN is ignored; 0 if all are NaN); and CUMSUM, the prefix sums of rows.
+// Reductions: SUM of all elements; COUNT_EQUAL, the number of equal elements of two tensors; SUM_ROWS and MEAN (the sum divided by
+// the length) of rows; ARGMAX (the last index of the largest value; NaN is ignored; 0 if all are NaN); and CUMSUM, the prefix sums
+// of rows.
 //
 // Variants: reduce_sum     partial sums of F32, F16 or BF16: contiguous, in 16-byte accesses if the address permits, or of any
 //                          layout, one element per thread;
+//           reduce_count_equal  partial counts of equal I32, of any layout, one element per thread;
 //           reduce_rows    SUM_ROWS, MEAN, ARGMAX: one row per warp (several rows per block) or per block; few long rows are
 //                          split into pieces;
-//           reduce_merge   merges the pieces of rows, or of a SUM;
+//           reduce_merge   merges the pieces of rows, of a SUM or of a COUNT_EQUAL;
 //           reduce_cumsum  one row per warp or block, scanned piece by piece.
 // Accuracy: sums are in f64; CUMSUM is in f32, in the order of a parallel scan.
 // Limits:   dimensions and number of rows below 2^31; any strides and element addresses.
@@ -16,7 +18,7 @@
 
 enum Kind : u32 { SUM = 0, MEAN = 1, ARGMAX = 2 };
 
-// ---- SUM
+// ---- SUM and COUNT_EQUAL
 
 struct ReduceSumArgs {
     const u8 *x;
@@ -81,6 +83,29 @@ extern "C" __global__ void reduce_sum(ReduceSumArgs args) {
     if (threadIdx.x == 0) args.parts[blockIdx.x] = sum;
 }
 
+struct CountEqualArgs {
+    const u8 *x, *y;
+    double *parts; // count of each block
+    Shape xs, ys;
+    u64 n;
+};
+
+// Places at which two tensors of I32 are equal, of any layout.
+extern "C" __global__ void reduce_count_equal(CountEqualArgs args) {
+    __shared__ double parts[32];
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    u32 count = 0;
+    for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < args.n; k += threads) {
+        const u64 row = k / args.xs.ne[0];
+        const u32 i0 = (u32)(k - row * args.xs.ne[0]);
+        u32 i1, i2, i3;
+        args.xs.split((u32)row, i1, i2, i3);
+        count += *(const u32 *)(args.x + args.xs.at(i0, i1, i2, i3)) == *(const u32 *)(args.y + args.ys.at(i0, i1, i2, i3));
+    }
+    const double sum = block_sum((double)count, parts);
+    if (threadIdx.x == 0) args.parts[blockIdx.x] = sum;
+}
+
 // ---- rows
 
 // Combines a value and its index into one integer that orders by value, then by index.
@@ -101,9 +126,10 @@ __device__ __forceinline__ Part block_part(u32 kind, Part part, Part *parts) {
     return part;
 }
 
-// Stores the result of a row. `type` is the type of y, for SUM. MEAN rounds the sum to f32 before the division.
+// Stores the result of a row. `type` is the type of y, for SUM; counts, which a double holds exactly, are I64. MEAN rounds the sum to f32 before the division.
 __device__ __forceinline__ void store(u32 kind, u32 type, u8 *y, Part part, u32 n) {
     if (kind == ARGMAX) *(u32 *)y = (u32)part.best;
+    else if (type == TYPE_I64) *(i64 *)y = (i64)part.sum;
     else store_float(y, type, kind == MEAN ? (float)part.sum / (float)n : (float)part.sum);
 }
 

@@ -1,4 +1,4 @@
-// ROPE (rotary position embedding): rotates pairs of channels by angles that grow with the token's position, (a, b) -> (a cos -
+// ROPE (rotary position embedding) and ROPE_BACK, the rotation by the negative angles: rotates pairs of channels by angles that grow with the token's position, (a, b) -> (a cos -
 // b sin, a sin + b cos), and copies the other channels. The angle of pair j is position * step^j, computed as a running product
 // in f32 (the op is defined this way), divided by the pair's factor, scaled, and interpolated by YaRN. The angles equal those
 // of src/cpu/ops/rope.rs bit for bit.
@@ -27,11 +27,12 @@ struct RopeParams {
     float step;
     u32 sections[4];
     float freq_scale, ext_factor, low, high;
-    // Factor of cosines and sines (YaRN).
-    float magnitude;
+    // Factors of cosines and of sines (YaRN). They are equal, but for the sign in ROPE_BACK.
+    float magnitude, sine_magnitude;
     // Grid: token, batch, part of the heads, chunk of the pairs; the last is fastest. vector: whether strides and counts permit
     // 16-byte accesses.
     u32 parts, chunks, vector;
+    u32 padding;
 };
 
 struct RopeArgs {
@@ -184,7 +185,7 @@ __device__ __forceinline__ void angles(const RopeParams &args, const u8 *positio
     for (u32 j = threadIdx.y * blockDim.x + threadIdx.x; j < pairs; j += blockDim.x * blockDim.y) {
         float c, s;
         cos_sin(angle(args, positions, factors, at.token, start + j), c, s);
-        cos[j] = c * args.magnitude, sin[j] = s * args.magnitude;
+        cos[j] = c * args.magnitude, sin[j] = s * args.sine_magnitude;
     }
     __syncthreads();
 }

@@ -2,7 +2,7 @@
 //! a llama model that decodes one token.
 
 use super::layer::{layers, reshaped};
-use super::{Case, Content, Draft, Sizes, attention, bytes, kind, mul_mat, mul_mat_id, passes, weights};
+use super::{Case, Content, Draft, Sizes, attention, bytes, kind, mul_mat, mul_mat_id, passes, vision, weights};
 use fanout::graph::BuildError;
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
@@ -52,6 +52,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend([F16, Q4_K, IQ4_XS].map(experts));
     cases.push(router());
     cases.push(expert_sum(s));
+    cases.extend(vision::canonical(s));
     cases
 }
 

@@ -1,5 +1,6 @@
 //! The timed cases of vision and speech encoders: the patch embedding of CLIP ViT-L/14, convolutions of Stable Diffusion's
-//! U-Net and decoder, a depthwise convolution of MobileNet, the convolutions of Whisper, and the upsampling of a vocoder.
+//! U-Net and decoder, a depthwise convolution of MobileNet, the convolutions of Whisper, and the upsampling of a vocoder; and the
+//! smaller cases of the static roofline.
 
 use super::{Case, Draft, Kind, Sizes, bytes};
 use fanout::graph::BuildError;
@@ -112,18 +113,37 @@ fn pool(kind: PoolKind, c: usize, side: usize) -> Node {
     }
 }
 
-fn upscale(mode: ScaleMode, c: usize, side: usize) -> Node {
+/// A square image that is scaled from one side to another.
+fn upscale(mode: ScaleMode, c: usize, [side, out]: [usize; 2]) -> Node {
+    // Smaller images are antialiased.
+    let antialias = mode == ScaleMode::Bilinear && out < side;
     let name = match mode {
         ScaleMode::Nearest => "nearest",
         ScaleMode::Bilinear => "bilinear",
         ScaleMode::Bicubic => "bicubic",
     };
     Node {
-        op: Upscale { mode, align_corners: false, antialias: false }.into(),
+        op: Upscale { mode, align_corners: false, antialias }.into(),
         kernel: None,
         image: [side, side, c, 1],
-        out: Some(OutputSpec { dtype: F32, ne: [2 * side, 2 * side, c, 1] }),
-        shape: format!("{name}, {side}x{side}x{c} by 2"),
+        out: Some(OutputSpec { dtype: F32, ne: [out, out, c, 1] }),
+        shape: if out == 2 * side {
+            format!("{name}, {side}x{side}x{c} by 2")
+        } else {
+            format!("{name}, {side}x{side}x{c} to {out}x{out}")
+        },
+        ops: 0,
+    }
+}
+
+/// The signal of a vocoder from the columns of a transposed convolution.
+fn col2im(k: usize, c: usize, columns: usize, stride: usize) -> Node {
+    Node {
+        op: Im2col::Col2im1d { stride: stride as i32, channels: c as i32, padding: 0 }.into(),
+        kernel: None,
+        image: [k * c, columns, 1, 1],
+        out: None,
+        shape: format!("{k}x{c}, {columns}, stride {stride}"),
         ops: 0,
     }
 }
@@ -186,6 +206,22 @@ pub(super) fn all(s: &Sizes) -> Vec<Case> {
     nodes.extend([im2col_2d(14, 3, n(336), 14, 0), im2col_2d(3, n(320), n(64), 1, 1)]);
     nodes.extend([PoolKind::Max, PoolKind::Average].map(|kind| pool(kind, n(1152), n(56))));
     let modes = [ScaleMode::Nearest, ScaleMode::Bilinear, ScaleMode::Bicubic];
-    nodes.extend(modes.map(|mode| upscale(mode, n(512), n(64))));
+    nodes.extend(modes.map(|mode| upscale(mode, n(512), [n(64), 2 * n(64)])));
+    nodes.into_iter().map(|node| node.case(s)).collect()
+}
+
+/// Cases of each CUDA kernel, small enough for the emulator.
+pub(super) fn canonical(s: &Sizes) -> Vec<Case> {
+    let mut nodes = Vec::new();
+    for t in [F16, F32] {
+        nodes.push(conv_2d(t, 3, [32, 64], 64, 1, 1));
+        nodes.push(conv_2d(t, 3, [64, 64], 16, 1, 1));
+        nodes.push(depthwise(t, 3, 64, 56));
+    }
+    nodes.extend([im2col_1d(80, 1500, 1), im2col_2d(14, 3, 336, 14, 0), col2im(16, 64, 256, 8)]);
+    nodes.push(pool(PoolKind::Max, 64, 56));
+    let modes = [ScaleMode::Nearest, ScaleMode::Bilinear, ScaleMode::Bicubic];
+    nodes.extend(modes.map(|mode| upscale(mode, 64, [64, 128])));
+    nodes.push(upscale(ScaleMode::Bilinear, 64, [128, 64]));
     nodes.into_iter().map(|node| node.case(s)).collect()
 }

@@ -45,6 +45,14 @@ const UNTYPED: &[&str] = &[
     "assign",
     "diag",
     "sequence",
+    "im2col",
+    "conv",
+    "pool",
+    "upscale",
+    "solve_tri",
+    "topk_mask",
+    "out_prod",
+    "backward",
 ];
 
 /// Types of caches that are used most. No tensor of a cache is announced.

@@ -173,35 +173,35 @@ impl FamilyRow {
 macro_rules! for_each_family {
     ($then:ident!($($args:tt)*)) => {
         $then! { [$($args)*]
-            binary: Binary [Add, Sub, Mul, Div, AddId] on cpu cuda, [Add1] on cpu;
+            binary: Binary [Add, Add1, Sub, Mul, Div, AddId] on cpu cuda;
             unary: Unary [Sqr, Sqrt, Log, Sin, Cos, Unary, Scale, Clamp, LeakyRelu, Fill] on cpu cuda;
             glu: Glu [Glu] on cpu cuda;
-            reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax] on cpu cuda, [CountEqual] on cpu;
+            reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax, CountEqual] on cpu cuda;
             norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm] on cpu cuda;
             copy: CopyOp [Dup, Cpy, Cont] on cpu cuda;
             rows: Rows [GetRows, SetRows] on cpu cuda;
             concat: Concat [Concat, Repeat] on cpu cuda;
             sort: Sort [Argsort, TopK] on cpu cuda;
             mul_mat: MulMat [MulMat, MulMatId] on cpu cuda;
-            rope: Rope [Rope] on cpu cuda, [RopeBack] on cpu;
+            rope: Rope [Rope, RopeBack] on cpu cuda;
             softmax: SoftMax [SoftMax] on cpu cuda;
             flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
-            topk_mask: TopkMask [TopKMask] on cpu;
-            im2col: Im2col [Im2col, Im2colBack, Im2col3d, Col2im1d] on cpu;
-            conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu;
-            pool: Pool [Pool1d, Pool2d, Pool2dBack] on cpu;
-            upscale: Upscale [Upscale] on cpu;
+            topk_mask: TopkMask [TopKMask] on cpu cuda;
+            im2col: Im2col [Im2col, Im2col3d, Col2im1d] on cpu cuda, [Im2colBack] on cpu;
+            conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu cuda;
+            pool: Pool [Pool1d, Pool2d] on cpu cuda, [Pool2dBack] on cpu;
+            upscale: Upscale [Upscale] on cpu cuda;
             window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;
             ssm: Ssm [SsmConv, SsmScan] on cpu cuda;
             linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu cuda;
-            solve_tri: SolveTri [SolveTri] on cpu;
+            solve_tri: SolveTri [SolveTri] on cpu cuda;
             dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
-            backward: Backward [SiluBack, RmsNormBack, SoftMaxBack, RepeatBack, GetRowsBack] on cpu;
+            backward: Backward [RepeatBack] on cpu cuda, [SiluBack, RmsNormBack, SoftMaxBack, GetRowsBack] on cpu;
             assign: Assign [Acc, Set] on cpu cuda;
             sequence: Sequence [Arange, TimestepEmbedding] on cpu cuda;
             diag: Diag [Diag, DiagMaskInf, DiagMaskZero, Tri] on cpu cuda;
             pad: Pad [Pad, PadReflect1d, Roll] on cpu cuda;
-            out_prod: OutProd [OutProd] on cpu;
+            out_prod: OutProd [OutProd] on cpu cuda;
             training: Training [CrossEntropyLoss, CrossEntropyLossBack, OptStepAdamw, OptStepSgd] on cpu;
             collective: Collective [AllReduce, AllGather, ReduceScatter] on cpu;
         }

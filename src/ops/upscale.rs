@@ -26,6 +26,25 @@ pub struct Upscale {
     pub antialias: bool,
 }
 
+impl Upscale {
+    /// Elements of the destination for each element of the source along dimension 0 or 1, of which the source has `n` and the
+    /// destination `out`. In f32, as in ggml.
+    pub(crate) fn factor(self, n: usize, out: usize) -> f32 {
+        let corners = self.align_corners && n > 1 && out > 1;
+        if corners { (out - 1) as f32 / (n - 1) as f32 } else { out as f32 / n as f32 }
+    }
+
+    /// Distance of an element's centre from its index along dimensions 0 and 1.
+    pub(crate) fn offset(self) -> f32 {
+        if self.align_corners { 0.0 } else { 0.5 }
+    }
+
+    /// Half the width of the antialiasing filter in elements, for a factor.
+    pub(crate) fn support(factor: f32) -> f32 {
+        (1.0 / factor).max(1.0)
+    }
+}
+
 const ALIGN_CORNERS: i32 = 1 << 8;
 const ANTIALIAS: i32 = 1 << 9;
 

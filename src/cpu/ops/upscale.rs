@@ -69,9 +69,7 @@ struct ScaleAxis {
 
 impl ScaleAxis {
     fn new(op: Upscale, n: usize, out: usize) -> ScaleAxis {
-        let corners = op.align_corners && n > 1 && out > 1;
-        let factor = if corners { (out - 1) as f32 / (n - 1) as f32 } else { out as f32 / n as f32 };
-        ScaleAxis { n, factor, offset: if op.align_corners { 0.0 } else { 0.5 } }
+        ScaleAxis { n, factor: op.factor(n, out), offset: op.offset() }
     }
 
     /// The nearest element to value `i`.
@@ -108,7 +106,7 @@ impl ScaleAxis {
 
     /// Half the width of the antialiasing filter, in elements.
     fn support(&self) -> f32 {
-        (1.0 / self.factor).max(1.0)
+        Upscale::support(self.factor)
     }
 
     /// The elements under the filter of value `i`, and the coordinate of its centre.

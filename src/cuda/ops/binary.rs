@@ -1,4 +1,4 @@
-//! Launches of ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
+//! Launches of ADD, ADD1, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
 
 use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs, block_shape, elementwise_arguments};
 use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
@@ -27,12 +27,12 @@ elementwise_arguments! {
 
 pub(super) fn select(op: Binary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let number = match op {
-        Binary::Add => 0,
+        // The one element of ADD1 is broadcast.
+        Binary::Add | Binary::Add1 => 0,
         Binary::Sub => 1,
         Binary::Mul => 2,
         Binary::Div => 3,
         Binary::AddId => return add_id(on),
-        Binary::Add1 => return Err(on.unsupported_types()),
     };
     let (a, b, d) = (on.src(0)?, on.src(1)?, on.dst());
     let types = [a.dtype(), b.dtype(), d.dtype()];

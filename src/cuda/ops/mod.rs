@@ -8,28 +8,36 @@
 //! fields are documented there.
 
 mod assign;
+mod backward;
 mod binary;
 mod concat;
+mod conv;
 mod copy;
 mod diag;
 mod elementwise;
 mod flash_attn;
 mod glu;
+mod im2col;
 mod linear_attn;
 mod moe;
 mod mul_mat;
 mod mul_mat_fused;
 mod norm;
+mod out_prod;
 mod pad;
+mod pool;
 mod reduce;
 mod repack;
 mod rope;
 mod rows;
 mod sequence;
 mod softmax;
+mod solve_tri;
 mod sort;
 mod ssm;
+mod topk_mask;
 mod unary;
+mod upscale;
 
 #[cfg(test)]
 mod kernel_constants;

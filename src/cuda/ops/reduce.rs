@@ -1,8 +1,8 @@
-//! Launches of SUM, SUM_ROWS, MEAN, ARGMAX and CUMSUM: kernels/reduce.cu.
+//! Launches of SUM, COUNT_EQUAL, SUM_ROWS, MEAN, ARGMAX and CUMSUM: kernels/reduce.cu.
 
 use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported};
 use crate::ops::reduce::Reduce;
-use crate::tensor::DType::{F32, I32};
+use crate::tensor::DType::{F32, I32, I64};
 use bytemuck::{Pod, Zeroable};
 
 /// Rows per block, if each row is processed by one warp.
@@ -30,6 +30,22 @@ impl KernelArguments for ReduceSumArgs {
     fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
         let x = if self.packed != 0 { Access::elements(0, self.n) } else { self.x.access(0) };
         Ok(vec![x, Access::bytes(1, 8 * grid.blocks[0])])
+    }
+}
+
+/// `struct CountEqualArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct CountEqualArgs {
+    x: Shape,
+    y: Shape,
+    n: u64,
+}
+
+impl KernelArguments for CountEqualArgs {
+    fn accesses(&self, grid: &Grid) -> Result<Vec<Access>, &'static str> {
+        let y = Access::shape(1, self.x.ne, self.y.nb);
+        Ok(vec![self.x.access(0), y, Access::bytes(2, 8 * grid.blocks[0])])
     }
 }
 
@@ -97,6 +113,7 @@ pub(super) fn select(op: Reduce, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
         (Reduce::Mean, F32, F32) => rows_launches(on, 1),
         (Reduce::Argmax, F32, I32) => rows_launches(on, 2),
         (Reduce::Cumsum, F32, F32) => cumsum(on),
+        (Reduce::CountEqual, I32, I64) if on.src(1)?.dtype() == I32 => count_equal(on),
         _ => Err(on.unsupported_types()),
     }
 }
@@ -118,6 +135,26 @@ fn sum(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     Ok(NodeLaunches::new(
         vec![
             on.launch(("reduce", "reduce_sum"), grid, &[Ptr::Src(0), Ptr::Scratch(0)], &sum)?,
+            merge_launch(on, 1, &merge)?,
+        ],
+        blocks * size_of::<f64>() as u64,
+    ))
+}
+
+fn count_equal(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    let x = on.src(0)?;
+    let n = x.elements() as u64;
+    if i32::try_from(x.rows()).is_err() {
+        return Err(on.unsupported("2^31 or more rows"));
+    }
+    let blocks = n.div_ceil(MIN_PIECE as u64).min(MAX_BLOCKS);
+    let count = CountEqualArgs { x: on.shape(x)?, y: on.shape(on.src(1)?)?, n };
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Scratch(0)];
+    let y = on.shape(on.dst())?;
+    let merge = ReduceMergeArgs { y, kind: 0, dtype: I64.to_wire(), pieces: blocks as u32, n: 1 };
+    Ok(NodeLaunches::new(
+        vec![
+            on.launch(("reduce", "reduce_count_equal"), Grid::line(blocks, THREADS), &pointers, &count)?,
             merge_launch(on, 1, &merge)?,
         ],
         blocks * size_of::<f64>() as u64,

@@ -1,4 +1,4 @@
-//! Launches of ROPE, alone or fused with the SET_ROWS into the KV cache: kernels/rope.cu.
+//! Launches of ROPE and ROPE_BACK, ROPE alone or fused with the SET_ROWS into the KV cache: kernels/rope.cu.
 
 use super::{
     Access, Grid, KernelArguments, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks,
@@ -38,9 +38,11 @@ struct RopeParams {
     ext_factor: f32,
     ramp: [f32; 2],
     magnitude: f32,
+    sine_magnitude: f32,
     parts: u32,
     chunks: u32,
     vector: u32,
+    padding: u32,
 }
 
 impl RopeParams {
@@ -354,9 +356,11 @@ fn rope_params(
         ext_factor: op.ext_factor,
         ramp: angles.corr_dims.into(),
         magnitude: angles.mscale,
+        sine_magnitude: if op.backward { -angles.mscale } else { angles.mscale },
         parts: parts as u32,
         chunks: chunks as u32,
         vector: u32::from(vector),
+        padding: 0,
     };
     let grid = Grid {
         blocks: [blocks_per_head_part.saturating_mul(parts) as u64, 1, 1],

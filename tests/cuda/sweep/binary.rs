@@ -41,6 +41,9 @@ pub fn run(sweep: &Sweep) {
             }
         }
         check_case(sweep, Binary::Div, [a; 3], [64, 3, 1, 1], [64, 3, 1, 1]);
+        for b in TYPES {
+            check_case(sweep, Binary::Add1, [a, b, a], [1021, 3, 2, 1], [1; 4]);
+        }
     }
     // More rows than resident threads, so that each thread iterates over several rows.
     check_case(sweep, Binary::Mul, [F32; 3], [8, 280_000, 1, 1], [8, 1, 1, 1]);

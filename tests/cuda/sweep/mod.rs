@@ -5,12 +5,16 @@
 //! checks that need the emulator's counters are left out, and each family prints what it compared (`tally`).
 
 mod assign;
+mod backward;
 mod binary;
 mod concat;
+mod conv;
 mod copy;
 mod diag;
 mod flash_attn;
 mod glu;
+mod im2col;
+mod layouts;
 mod linear_attn;
 mod moe;
 mod mul_mat;
@@ -18,17 +22,22 @@ mod mul_mat_fused;
 mod mul_mat_gemm;
 mod mul_mat_id;
 mod norm;
+mod out_prod;
 mod pad;
+mod pool;
 mod reduce;
 mod rope;
 mod rope_cache;
 mod rows;
 mod sequence;
 mod softmax;
+mod solve_tri;
 mod sort;
 mod ssm;
 mod tally;
+mod topk_mask;
 mod unary;
+mod upscale;
 
 use cudaemu::test::Session;
 use fanout::cpu::{CpuDevice, MathMode};
@@ -52,24 +61,32 @@ const MIN_MMA: u32 = 80;
 /// The op families, with the function that runs their cases.
 const FAMILIES: &[Family] = &[
     ("assign", assign::run),
+    ("backward", backward::run),
     ("binary", binary::run),
     ("concat", concat::run),
+    ("conv", conv::run),
     ("copy", copy::run),
     ("diag", diag::run),
     ("flash_attn", flash_attn::run),
     ("glu", glu::run),
+    ("im2col", im2col::run),
     ("linear_attn", linear_attn::run),
     ("mul_mat", mul_mat::run),
     ("norm", norm::run),
+    ("out_prod", out_prod::run),
     ("pad", pad::run),
+    ("pool", pool::run),
     ("reduce", reduce::run),
     ("rope", rope::run),
     ("rows", rows::run),
     ("sequence", sequence::run),
     ("softmax", softmax::run),
+    ("solve_tri", solve_tri::run),
     ("sort", sort::run),
     ("ssm", ssm::run),
+    ("topk_mask", topk_mask::run),
     ("unary", unary::run),
+    ("upscale", upscale::run),
 ];
 
 /// The devices of a sweep. The emulator is the last field, because it must be dropped last.

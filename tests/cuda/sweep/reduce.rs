@@ -1,4 +1,4 @@
-//! Cases of the reductions: sums, means, ARGMAX and CUMSUM.
+//! Cases of the reductions: sums, means, ARGMAX, CUMSUM and COUNT_EQUAL.
 
 use super::Sweep;
 use fanout::device::Support;
@@ -30,6 +30,7 @@ pub fn run(sweep: &Sweep) {
     rows(sweep, desc([50, 3, 5, 2], [8, 400, 1200, 6000]), 0);
     rows(sweep, desc([20_000, 2, 1, 1], [8, 4, 160_000, 160_000]), 0);
     extremes(sweep);
+    count_equal(sweep);
     for from in [F32, F16, BF16] {
         for n in [1, 7, 1000, 4099, 70_000] {
             for offset in [0, 1] {
@@ -42,6 +43,24 @@ pub fn run(sweep: &Sweep) {
         let x = case.leaf_with_desc(gaps, &quarters(3, 600));
         let y = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
         sweep.check_bytes(&case.build(), &[y], &format!("SUM of strided {from}"));
+    }
+}
+
+/// Fewer and more elements than a block counts, some of them equal; tensors of different layouts.
+fn count_equal(sweep: &Sweep) {
+    for (ne, gap) in [([1, 1, 1, 1], 0), ([70, 9, 2, 3], 8), ([20_001, 2, 1, 1], 0)] {
+        let n = ne.iter().product::<usize>();
+        let mut case = Case::new();
+        let [x, y] = [(5, gap), (7, 0)].map(|(modulus, gap)| {
+            let row = 4 * ne[0] + gap;
+            let desc = TensorDesc::strided(I32, ne, [4, row, row * ne[1], row * ne[1] * ne[2]]).unwrap();
+            let values: Vec<i64> =
+                (0..(n + ne[1] * ne[2] * ne[3] * gap / 4) as i64).map(|i| i * i % modulus - 2).collect();
+            let memory = case.indices(I32, [values.len(), 1, 1, 1], &values);
+            case.b.view(memory, desc, 0).unwrap()
+        });
+        let count = case.b.node(Reduce::CountEqual, &[Some(x), Some(y)]).unwrap();
+        sweep.check_bytes(&case.build(), &[count], &format!("COUNT_EQUAL of {ne:?}"));
     }
 }
 

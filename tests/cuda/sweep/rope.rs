@@ -1,4 +1,4 @@
-//! Cases of ROPE, alone and fused with SET_ROWS.
+//! Cases of ROPE and ROPE_BACK, and of ROPE fused with SET_ROWS.
 
 use super::{Sweep, rope_cache};
 use fanout::device::DeviceError;
@@ -38,6 +38,8 @@ pub fn run(sweep: &Sweep) {
             };
             check_case(sweep, Rope { n_offs: offsets, ..Rope::new(mode, wide) }, dtype, [row(wide), 5, 7, 2], false);
             check_case(sweep, yarn(wide, offsets), dtype, [row(wide), 32, 3, 1], true);
+            let back = Rope { backward: true, ..yarn(wide, offsets) };
+            check_case(sweep, back, dtype, [row(wide), 3, 4, 2], true);
             let odd = if odd % 2 == 1 { odd + 1 } else { odd };
             check_case(
                 sweep,

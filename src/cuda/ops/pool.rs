@@ -1,0 +1,62 @@
+//! Launches of POOL_1D and POOL_2D: kernels/pool.cu.
+
+use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, rows_grid};
+use crate::ops::pool::{Pool, PoolAxis, PoolKind};
+use crate::tensor::DType::{F16, F32};
+use bytemuck::{Pod, Zeroable};
+
+/// Most elements of a window, since one thread reads all of them.
+const MAX_WINDOW: u64 = 1 << 16;
+
+/// `struct PoolArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PoolArgs {
+    x: Shape,
+    y: Shape,
+    kernel: [i64; 2],
+    stride: [i64; 2],
+    padding: [i64; 2],
+    kind: u32,
+    dtype: u32,
+    whole: u32,
+    pieces: u32,
+}
+
+impl KernelArguments for PoolArgs {
+    fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
+        Ok(vec![self.x.access(0), self.y.access(1)])
+    }
+}
+
+pub(super) fn select(op: Pool, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    // POOL_1D does not pool along dimension 1: its window there is one element.
+    let single = PoolAxis { kernel: 1, stride: 1, padding: 0 };
+    let (kind, axes, whole) = match op {
+        Pool::Pool1d { kind, axis } => (kind, [axis, single], false),
+        Pool::Pool2d { kind, axes } => (kind, axes, true),
+        Pool::Pool2dBack { .. } => return Err(on.unsupported_types()),
+    };
+    let (x, y) = (on.src(0)?, on.dst());
+    if !matches!(x.dtype(), F16 | F32) || y.dtype() != F32 {
+        return Err(on.unsupported_types());
+    }
+    let window = axes.iter().zip(x.ne()).map(|(axis, n)| (axis.kernel as u64).min(n as u64));
+    if window.fold(1, u64::saturating_mul) > MAX_WINDOW {
+        return Err(on.unsupported("a window of more than 2^16 elements"));
+    }
+    let (grid, pieces) = rows_grid(on, y)?;
+    let args = PoolArgs {
+        x: on.shape(x)?,
+        y: on.shape(y)?,
+        kernel: axes.map(|axis| axis.kernel.into()),
+        stride: axes.map(|axis| axis.stride.into()),
+        padding: axes.map(|axis| axis.padding.into()),
+        // As in `enum Kind` of the file.
+        kind: u32::from(kind == PoolKind::Average),
+        dtype: x.dtype().to_wire(),
+        whole: whole.into(),
+        pieces,
+    };
+    on.single_launch(("pool", "pool_any"), grid, &[Ptr::Src(0), Ptr::Dst], &args)
+}
