@@ -49,6 +49,7 @@ const UNTYPED: &[&str] = &[
     "upscale",
     "solve_tri",
     "topk_mask",
+    "dsv4",
     "out_prod",
     "backward",
 ];
