@@ -51,6 +51,7 @@ const UNTYPED: &[&str] = &[
     "upscale",
     "solve_tri",
     "topk_mask",
+    "dsv4",
     "out_prod",
     "backward",
 ];

@@ -195,7 +195,7 @@ macro_rules! for_each_family {
             ssm: Ssm [SsmConv, SsmScan] on cpu cuda;
             linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu cuda;
             solve_tri: SolveTri [SolveTri] on cpu cuda;
-            dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
+            dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu cuda;
             backward: Backward [RepeatBack] on cpu cuda, [SiluBack, RmsNormBack, SoftMaxBack, GetRowsBack] on cpu;
             assign: Assign [Acc, Set] on cpu cuda;
             sequence: Sequence [Arange, TimestepEmbedding] on cpu cuda;

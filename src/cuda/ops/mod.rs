@@ -14,6 +14,7 @@ mod concat;
 mod conv;
 mod copy;
 mod diag;
+mod dsv4;
 mod elementwise;
 mod flash_attn;
 mod glu;

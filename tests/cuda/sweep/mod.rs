@@ -11,6 +11,7 @@ mod concat;
 mod conv;
 mod copy;
 mod diag;
+mod dsv4;
 mod flash_attn;
 mod glu;
 mod im2col;
@@ -67,6 +68,7 @@ const FAMILIES: &[Family] = &[
     ("conv", conv::run),
     ("copy", copy::run),
     ("diag", diag::run),
+    ("dsv4", dsv4::run),
     ("flash_attn", flash_attn::run),
     ("glu", glu::run),
     ("im2col", im2col::run),
@@ -188,6 +190,18 @@ fn every_family_on_cuda_has_cases() {
     let ours: BTreeSet<_> = FAMILIES.iter().map(|&(stem, _)| stem).collect();
     let table: BTreeSet<_> = fanout::ops::FAMILIES.iter().filter(|row| row.cuda).map(|row| row.stem).collect();
     assert_eq!(ours, table);
+}
+
+/// Ops of training, and windows and relative positions of SAM, which ggml-cuda has no kernels for either, run on the CPU behind a
+/// GPU. All other ops of the protocol stay on it, apart from types and sizes that a kernel rejects.
+#[test]
+fn only_training_and_windows_leave_the_gpu() {
+    let protocol = fanout::ops::FAMILIES.iter().filter(|row| row.codes.iter().all(|code| code.is_in_protocol()));
+    let lacking = protocol.flat_map(|row| row.codes.iter().filter(|&&code| !row.has_cuda(code)));
+    let lacking: Vec<_> = lacking.map(|code| code.name()).collect();
+    let expected = "IM2COL_BACK POOL_2D_BACK WIN_PART WIN_UNPART GET_REL_POS ADD_REL_POS SILU_BACK RMS_NORM_BACK SOFT_MAX_BACK \
+                    GET_ROWS_BACK CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK OPT_STEP_ADAMW OPT_STEP_SGD";
+    assert_eq!(lacking, expected.split(' ').collect::<Vec<_>>());
 }
 
 fn sweep(target: u32) {
