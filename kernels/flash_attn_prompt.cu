@@ -77,8 +77,9 @@ __device__ __forceinline__ void load_queries(u32 (&q)[HELD][4], float (&factors)
     for (u32 h = 0; h < 2; h++) {
         most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
         most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-        // Queries times 2^by are below 2^8, so that what is rounded to 0 is below 2^-31 of the largest. Smaller ones do not matter.
-        const int exponent = __float_as_uint(most[h]) >> 23, by = exponent == 0 || exponent == 255 ? 0 : min(134 - exponent, 100);
+        // Queries times 2^by are below 2^8, so that what is rounded to 0 is below 2^-31 of the largest. Smaller ones do not matter. The limit of 60
+        // keeps a bias divided by the factor finite: the scale is at least 2^-40.
+        const int exponent = __float_as_uint(most[h]) >> 23, by = exponent == 0 || exponent == 255 ? 0 : min(134 - exponent, 60);
         up[h] = __uint_as_float((127 + by) << 23);
         factors[h] = __uint_as_float((127 - by) << 23) * fabsf(args.scale);
         if (args.scale < 0.0f) up[h] = -up[h]; // factors are positive, for the sake of maxima
@@ -120,25 +121,52 @@ struct Result {
     }
 };
 
-// Adds values that are not finite to the results, which are not in use yet, of the queries that see them. A thread has a channel.
+// A bit for each position of a tile.
+template <u32 POSITIONS> struct BitsOf { using Type = u64; };
+template <> struct BitsOf<32> { using Type = u32; };
+
+// Adds values that are not finite to the results, which are not in use yet, of the queries that see them. A thread has a channel, and bits of
+// the positions of its bad values: so a query takes few instructions, however many of them there are.
 template <class T, class Tile>
 __device__ __forceinline__ void add_bad_values(const FlashAttnArgs &args, const BlockPlace &place, const u8 *tile, u32 position, u32 end,
                                                u32 had_bad) {
     const u32 last = min(place.first + ROWS, args.tokens * args.group), positions = min(Tile::POSITIONS, end - position);
+    const u32 lane = threadIdx.x % 32;
+    const float infinity = __uint_as_float(0x7f800000);
+    using Bits = typename BitsOf<Tile::POSITIONS>::Type;
 #pragma unroll 1
-    for (u32 query = place.first; query < last; query++) {
-        float *const to = Result::of(args, place, query).sums;
-        const u16 *const mask = args.mask ? mask_row(args, place, query) + position : nullptr;
-#pragma unroll 1
-        for (u32 channel = threadIdx.x; channel < args.dv; channel += THREADS) {
-            asm volatile("" : "+r"(had_bad)); // one loop for both cases
-            float sum = had_bad ? to[channel] : 0.0f;
+    for (u32 first = 0; first < args.dv; first += THREADS) {
+        const u32 channel = first + threadIdx.x;
+        Bits above = 0, below = 0, others = 0; // infinities and NaN
+        if (channel < args.dv) {
 #pragma unroll 1
             for (u32 i = 0; i < positions; i++) {
                 const float value = T::load1(tile + Tile::at(i, channel / 8), channel % 8);
-                if (!(fabsf(value) < __uint_as_float(0x7f800000)) && !(mask && mask[i] == HIDDEN)) sum += value;
+                const Bits bit = (Bits)1 << i;
+                if (value == infinity) above |= bit;
+                else if (value == -infinity) below |= bit;
+                else if (value != value) others |= bit;
             }
-            to[channel] = sum;
+        }
+        if (had_bad && !__any_sync(~0u, (above | below | others) != 0)) continue;
+#pragma unroll 1
+        for (u32 query = place.first; query < last; query++) {
+            asm volatile("" : "+r"(had_bad)); // one loop for both cases
+            Bits seen = ~(Bits)0;
+            if (args.mask) {
+                const u16 *const mask = mask_row(args, place, query) + position;
+                seen = __ballot_sync(~0u, lane < positions && mask[lane] != HIDDEN);
+                if constexpr (sizeof(Bits) == 8) {
+                    seen |= (Bits)__ballot_sync(~0u, lane + 32 < positions && mask[lane + 32] != HIDDEN) << 32;
+                }
+            }
+            float sum = 0.0f;
+            if (seen & above) sum += infinity;
+            if (seen & below) sum -= infinity;
+            if (seen & others) sum = __uint_as_float(0x7fffffff);
+            if (channel >= args.dv || (had_bad && sum == 0.0f)) continue;
+            float *const to = Result::of(args, place, query).sums + channel;
+            *to = had_bad ? *to + sum : sum;
         }
     }
 }
@@ -186,6 +214,8 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
             store_shared(shared + Tile::at(row, Tile::chunk()), zeros);
         }
     }
+    // Without memory of its own, the scan uses the first row's chunks 0 and 1, which are padding if rows of v have 8 channels.
+    if (Tile::SCAN_AT == 0) __syncthreads();
     const u32 key_row = Tile::at(lane % 8 + lane / 16 * 8, lane / 8 % 2), value_row = Tile::at(lane % 16, lane / 16);
 
     float sums[M][4] = {}, totals[4] = {};
@@ -383,6 +413,7 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
         __syncwarp();
 #pragma unroll
         for (u32 m = 0; m < WIDE / 8; m++) {
+            if (channel / 8 + m >= M) break;
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
                 const float(&sum)[4] = sums[channel / 8 + m];

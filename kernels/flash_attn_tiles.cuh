@@ -23,7 +23,7 @@ struct Tiles {
     // Above 192 channels, half of the fragments of the queries are in shared memory, which leaves room for two tiles.
     static constexpr u32 STEPS = WIDTH / 16, HELD = WIDTH > 192 ? STEPS / 2 : STEPS, STAGES = HELD < STEPS ? 2 : 3;
     static constexpr u32 QUERIES_AT = HELD < STEPS ? STAGES * BYTES : HELD * STEP_BYTES, END = STAGES * BYTES + (STEPS - HELD) * STEP_BYTES;
-    // The masks of four warps, behind the stages or in the first 32 bytes, which no padding occupies with 112 channels or more.
+    // The masks of four warps, behind the stages or in the first 32 bytes.
     static constexpr u32 SCAN_AT = END + 32 <= 48 << 10 ? END : 0, SHARED = SCAN_AT ? END + 32 : END;
 
     // A thread copies one chunk of each ROWS_APART-th row.

@@ -6,6 +6,7 @@
 //! more.
 
 use super::driver::Gpu;
+use super::kernel::Loops;
 use crate::ops::OpCode;
 use crate::tensor::{DType, TensorDesc};
 use std::ops::Range;
@@ -25,6 +26,9 @@ const MULTIPLY_ADDS_PER_CLOCK: f64 = 64.0;
 /// at half of the issue rate.
 const MULTIPLY_ADDS_PER_WEIGHT: u64 = 4;
 
+/// Time of a pass of a loop that waits for a load.
+const PASS_TIME: Duration = Duration::from_nanos(100);
+
 /// Bytes that are moved for each element of a tensor whose rows are not dense: a sector.
 const SECTOR: u64 = 32;
 
@@ -43,6 +47,13 @@ pub(super) fn kernel_time(
     let seconds = (moved_bytes(code, dst, srcs) as f64 / bytes_per_second)
         .max(multiply_adds(code, dst, srcs) as f64 / multiply_adds_per_second);
     LAUNCH_TIME.max(Duration::from_secs_f64(seconds))
+}
+
+/// The time of a launch whose threads loop, with so many blocks: its instructions at the multiprocessors' rate, or the passes of one thread.
+pub(super) fn loop_time(gpu: &Gpu, loops: Loops, blocks: u64) -> Duration {
+    let busy = blocks.clamp(1, u64::from(gpu.multiprocessors.max(1))) as f64;
+    let instructions = loops.instructions as f64 / (gpu.clock_hz() as f64 * MULTIPLY_ADDS_PER_CLOCK * busy);
+    Duration::from_secs_f64(instructions.max(loops.chain as f64 * PASS_TIME.as_secs_f64()))
 }
 
 /// Bytes that the kernels read and write.
@@ -139,6 +150,16 @@ mod tests {
 
     fn tensor(dtype: DType, ne: [usize; 4]) -> TensorDesc {
         TensorDesc::contiguous(dtype, ne).unwrap()
+    }
+
+    /// A grid of one block cannot use the other multiprocessors, and a thread's passes take their time one after another.
+    #[test]
+    fn loops_take_the_time_of_their_instructions_or_of_one_thread() {
+        let gpu = h100();
+        let time = |instructions, chain, blocks| loop_time(&gpu, Loops { instructions, chain }, blocks);
+        assert_eq!(time(0, 1 << 15, 1), PASS_TIME * (1 << 15));
+        assert!(time(1 << 40, 1, 10_000) > Duration::from_millis(50));
+        assert!(time(1 << 36, 1, 1) > 100 * time(1 << 36, 1, 10_000));
     }
 
     #[test]

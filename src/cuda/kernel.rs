@@ -220,8 +220,19 @@ pub(super) struct NodeLaunches {
     pub(super) quantizing: Vec<QuantizingLaunch>,
     /// What is launched instead while weights are packed.
     pub(super) packed: Option<PackedLaunches>,
+    /// The loops of its threads, if these are long for the bytes that the node reads and writes.
+    pub(super) loops: Loops,
     /// Whether blocks read source 1 while others already store the result. If that overlaps the source, fused nodes run one by one.
     pub(super) forbids_dst_on_source1: bool,
+}
+
+/// Loops of a kernel's threads, for the estimate of its time.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Loops {
+    /// Instructions of all threads together.
+    pub(super) instructions: u64,
+    /// Passes of one thread, each of which waits for the one before.
+    pub(super) chain: u64,
 }
 
 /// A launch that also writes its contiguous result as quantised columns, to [`Ptr::ResultColumns`].

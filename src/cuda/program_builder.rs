@@ -3,7 +3,7 @@
 
 use super::columns::{ALIGNMENT, ColumnSource, ConvertedColumns, Placed};
 use super::context::DeviceContext;
-use super::estimate::{LAUNCH_TIME, kernel_time};
+use super::estimate::{LAUNCH_TIME, kernel_time, loop_time};
 use super::kernel::{ColumnConversion, KernelLaunch, NodeLaunches, PackedLaunches};
 use super::ops;
 use super::program_layout::ProgramLayout;
@@ -124,7 +124,7 @@ impl<'a> ProgramBuilder<'a> {
     /// Adds the launches of a node or of fused nodes, which run if all conditions of `when` hold.
     fn add(&mut self, call: KernelCall<NodeLaunches>, when: &[LayoutCondition]) -> Result<(), DeviceError> {
         let KernelCall { kernel, dst, srcs, nodes, .. } = call;
-        let NodeLaunches { launches, scratch, columns, quantizing, packed, forbids_dst_on_source1 } = kernel;
+        let NodeLaunches { launches, scratch, columns, quantizing, packed, loops, forbids_dst_on_source1 } = kernel;
         self.scratch = self.scratch.max(scratch);
         let dst = self.placed(dst)?;
         if srcs.len() > MAX_SRC {
@@ -155,6 +155,7 @@ impl<'a> ProgramBuilder<'a> {
         let time_of = |launches: &[KernelLaunch]| {
             let blocks = launches.iter().map(KernelLaunch::blocks).max().unwrap_or(0);
             let time: Duration = nodes.iter().filter_map(|&index| self.node_time(index, blocks)).sum();
+            let time = time.max(loop_time(&self.context.gpu, loops, blocks));
             // The launches of a node share its time: merging takes little of it.
             (time / u32::try_from(launches.len().max(1)).unwrap_or(1)).max(LAUNCH_TIME)
         };

@@ -8,9 +8,6 @@ use crate::tensor::DIMS;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
 
-/// Most copies of an element, since one thread adds all of them.
-const MAX_COPIES: u64 = 1 << 16;
-
 /// `struct RepeatBackArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -37,9 +34,7 @@ pub(super) fn select(op: Backward, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, U
     let (grid, pieces) = rows_grid(on, y)?;
     let (x, y) = (on.shape(x)?, on.shape(y)?);
     let copies = std::array::from_fn(|d| x.ne[d] / y.ne[d].max(1));
-    if saturating_product(&copies) > MAX_COPIES {
-        return Err(on.unsupported("more than 2^16 copies of an element"));
-    }
     let args = RepeatBackArgs { x, y, copies, pieces, padding: 0 };
-    on.single_launch(("backward", "repeat_back_f32"), grid, &[Ptr::Src(0), Ptr::Dst], &args)
+    let loops = [on.dst().elements() as u64, saturating_product(&copies), 8];
+    on.looping_launch(("backward", "repeat_back_f32"), grid, (&[Ptr::Src(0), Ptr::Dst], &args), loops)
 }

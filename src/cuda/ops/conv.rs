@@ -15,8 +15,8 @@ const CHANNELS: u32 = 8;
 /// Threads from which on each computes [`CHANNELS`] outputs: with fewer, parallelism is worth more than shared loads.
 const MIN_WIDE_THREADS: u64 = 1 << 15;
 
-/// Most taps of an output, since one thread adds all of them.
-const MAX_TAPS: u64 = 1 << 18;
+/// Instructions for a tap, of one output and of a group of channels.
+const TAP_INSTRUCTIONS: u64 = 18;
 
 /// How windows move along x, y and z: three arrays of the kernels' arguments.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -117,6 +117,8 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         Conv::Transpose1d { .. } => (image.ne[1], dst.ne[1], 1),
         Conv::Conv2d { .. } | Conv::Transpose2d { .. } => (image.ne[2], dst.ne[2], dst.ne[3]),
     };
+    // A sum over no taps is 0. Without channels, the kernel passes none of the loops, of which one that is empty could be within a long one.
+    let in_channels = if kernel.ne.contains(&0) || image.ne.contains(&0) { 0 } else { in_channels };
     // The first `dims` counts, then 1.
     let leading = |ne: [u32; 4]| std::array::from_fn(|d| if d < dims { ne[d] } else { 1 });
     let [x, y, z, channel, batch] = row_strides(image.nb, dims, in_channels);
@@ -126,9 +128,6 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
     let step = std::array::from_fn(|d| if d < dims { step } else { 1 });
     let of_output = (0..3).map(|d| u64::from(taps[d].div_ceil(step[d]))).fold(in_channels.into(), u64::saturating_mul);
     let positions = saturating_product(&outputs);
-    if of_output > MAX_TAPS {
-        return Err(on.unsupported("an output of more than 2^18 taps"));
-    }
     if positions > i32::MAX as u64 {
         return Err(on.unsupported("an image of 2^31 or more outputs"));
     }
@@ -160,7 +159,8 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
     let rows = along_y.div_ceil(threads[1].into()).min(MAX_GRID_YZ);
     let grid = Grid { blocks: [tiles, rows, u64::from(images).min(MAX_GRID_YZ)], threads, shared: 0 };
     let name = format!("conv_{}{}", if is_wide { "wide_" } else { "" }, suffix(dtype));
-    on.single_launch(("conv", &name), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args)
+    let loops = [positions.saturating_mul(u64::from(groups) * u64::from(images)), of_output, TAP_INSTRUCTIONS];
+    on.looping_launch(("conv", &name), grid, (&[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args), loops)
 }
 
 #[cfg(test)]

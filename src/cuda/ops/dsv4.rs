@@ -13,9 +13,6 @@ const KEYS: u32 = 32;
 const WARPS: u32 = 8;
 /// Most elements of a query.
 const MAX_WIDTH: u32 = 256;
-/// Most streams, and most heads of the indexer, since one thread adds all of them.
-const MAX_SUMMED: u32 = 1 << 12;
-
 /// `struct HcCombArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -160,12 +157,17 @@ fn comb(on: &NodeOnGpu<'_>, eps: f32, iterations: u32) -> Result<NodeLaunches, U
     };
     // Blocks of one warp: each thread works for long, and there are few tokens.
     let grid = Grid::line(u64::from(y.ne[2]).div_ceil(32), 32);
-    on.single_launch(("dsv4", "dsv4_hc_comb"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst], &args)
+    let loops = [y.ne[2].into(), iterations.into(), 100];
+    on.looping_launch(
+        ("dsv4", "dsv4_hc_comb"),
+        grid,
+        (&[Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst], &args),
+        loops,
+    )
 }
 
 fn pre(on: &NodeOnGpu<'_>, scale: f32, gated: bool) -> Result<NodeLaunches, Unsupported> {
     let [x, weights, y] = [on.shape(on.src(0)?)?, on.shape(on.src(1)?)?, on.shape(on.dst())?];
-    check_summed(on, x.ne[1])?;
     let [w0, w1, w2, _] = weights.nb;
     let pieces = blocks(y.ne[0] as usize, THREADS, 1);
     let args = HcPreArgs {
@@ -180,14 +182,14 @@ fn pre(on: &NodeOnGpu<'_>, scale: f32, gated: bool) -> Result<NodeLaunches, Unsu
         padding: 0,
     };
     let grid = Grid::line(pieces.saturating_mul(y.ne[1].into()), THREADS);
-    on.single_launch(("dsv4", "dsv4_hc_pre"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args)
+    let loops = [on.dst().elements() as u64, x.ne[1].into(), 8];
+    on.looping_launch(("dsv4", "dsv4_hc_pre"), grid, (&[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args), loops)
 }
 
 fn post(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let [x, residual, post, y] =
         [on.shape(on.src(0)?)?, on.shape(on.src(1)?)?, on.shape(on.src(2)?)?, on.shape(on.dst())?];
     let comb = on.node.srcs.get(3).map(|comb| on.shape(comb)).transpose()?;
-    check_summed(on, residual.ne[1])?;
     let three = |nb: [u64; 4]| [nb[0], nb[1], nb[2]];
     let pieces = blocks(y.ne[0] as usize, THREADS, 1);
     let args = HcPostArgs {
@@ -203,7 +205,9 @@ fn post(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     };
     let grid = Grid::line(pieces.saturating_mul(saturating_product(&y.ne[1..3])), THREADS);
     let comb = if comb.is_some() { Ptr::Src(3) } else { Ptr::Null };
-    on.single_launch(("dsv4", "dsv4_hc_post"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), comb, Ptr::Dst], &args)
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), comb, Ptr::Dst];
+    let loops = [on.dst().elements() as u64, residual.ne[1].into(), 8];
+    on.looping_launch(("dsv4", "dsv4_hc_post"), grid, (&pointers, &args), loops)
 }
 
 fn indexer(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
@@ -215,7 +219,6 @@ fn indexer(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let [q, k, weights, mask, y] =
         [on.shape(on.src(0)?)?, on.shape(k)?, on.shape(on.src(2)?)?, on.shape(mask)?, on.shape(on.dst())?];
     let [width, heads, tokens, batches] = q.ne;
-    check_summed(on, heads)?;
     if width > MAX_WIDTH {
         return Err(on.unsupported("queries of more than 256 elements"));
     }
@@ -239,11 +242,10 @@ fn indexer(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let blocks = saturating_product(&[tiles, tokens, batches]);
     let grid = Grid { blocks: [blocks, 1, 1], threads: [KEYS, WARPS, 1], shared: 0 };
     let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Dst];
-    on.single_launch(("dsv4", "dsv4_indexer"), grid, &pointers, &args)
-}
-
-fn check_summed(on: &NodeOnGpu<'_>, count: u32) -> Result<(), Unsupported> {
-    if count > MAX_SUMMED { Err(on.unsupported("sums over more than 4096 streams or heads")) } else { Ok(()) }
+    // A thread has a key and a part of the heads.
+    let passes = u64::from(heads.div_ceil(WARPS)) * u64::from(width);
+    let loops = [on.dst().elements() as u64 * u64::from(WARPS), passes, 2];
+    on.looping_launch(("dsv4", "dsv4_indexer"), grid, (&pointers, &args), loops)
 }
 
 #[cfg(test)]

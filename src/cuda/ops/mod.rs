@@ -48,7 +48,7 @@ pub(super) use repack::{Repack, can_pack, repack_launch};
 
 use super::access::{self, Access, KernelArguments, saturating_product};
 use super::driver::Gpu;
-use super::kernel::{Grid, KernelLaunch, NodeLaunches, Ptr};
+use super::kernel::{Grid, KernelLaunch, Loops, NodeLaunches, Ptr};
 use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::FusedOp;
 use crate::ops::{MAX_SRC, NodeView, Op, OpCode, for_each_family};
@@ -81,6 +81,10 @@ const THREADS: u32 = 256;
 
 /// Limit of blocks in y and z; beyond it, kernels loop.
 const MAX_GRID_YZ: u64 = 65535;
+/// Limits of kernels whose threads loop for long: passes of a thread (3 ms at 100 ns, the latency of a load), and instructions of all threads
+/// (0.08 s of an H200, 0.5 s of a small GPU).
+const MAX_PASSES: u64 = 1 << 15;
+const MAX_LOOP_INSTRUCTIONS: u64 = 1 << 41;
 
 /// Selects the launches for a node whose operands satisfy the op's shape rule.
 ///
@@ -160,6 +164,23 @@ impl<'a> NodeOnGpu<'a> {
         args: &impl KernelArguments,
     ) -> Result<NodeLaunches, Unsupported> {
         self.launch(entry, grid, pointers, args).map(NodeLaunches::one)
+    }
+
+    /// As [`NodeOnGpu::single_launch`], for a kernel whose threads compute `outputs` values by `passes` passes of a loop, of so many instructions
+    /// each. What would take longer than about a tenth of a second is left to the CPU: a launch cannot be interrupted.
+    fn looping_launch(
+        &self,
+        entry: (&str, &str),
+        grid: Grid,
+        (pointers, args): (&[Ptr], &impl KernelArguments),
+        [outputs, passes, instructions]: [u64; 3],
+    ) -> Result<NodeLaunches, Unsupported> {
+        let instructions = outputs.saturating_mul(passes).saturating_mul(instructions);
+        if passes > MAX_PASSES || instructions > MAX_LOOP_INSTRUCTIONS {
+            return Err(self.unsupported("loops that would take too long"));
+        }
+        let launches = self.single_launch(entry, grid, pointers, args)?;
+        Ok(NodeLaunches { loops: Loops { instructions, chain: passes }, ..launches })
     }
 
     /// Element counts and strides of a tensor for a kernel.

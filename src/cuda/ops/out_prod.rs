@@ -9,9 +9,6 @@ use bytemuck::{Pod, Zeroable};
 /// Rows of dst per thread.
 const ROWS: u32 = 8;
 
-/// Most products of an element, since one thread adds all of them.
-const MAX_DEPTH: u32 = 1 << 20;
-
 /// `struct OutProdArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -46,9 +43,6 @@ pub(super) fn select(_: OutProd, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     let name = format!("out_prod_{}", suffix(a.dtype()));
     let [a, b, d] = [on.shape(a)?, on.shape(b)?, on.shape(d)?];
     let [n, m, n2, n3] = d.ne;
-    if a.ne[1] > MAX_DEPTH {
-        return Err(on.unsupported("more than 2^20 products of an element"));
-    }
     let (threads, pieces) = block_shape(n.into(), m.div_ceil(ROWS).into());
     let args = OutProdArgs {
         a: [a.nb[1], a.nb[2], a.nb[3]],
@@ -64,7 +58,9 @@ pub(super) fn select(_: OutProd, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     let groups = u64::from(m).div_ceil(u64::from(threads[1]) * u64::from(ROWS));
     let blocks = pieces.saturating_mul(groups).saturating_mul(saturating_product(&[n2, n3]));
     let grid = Grid { blocks: [blocks, 1, 1], threads, shared: 0 };
-    on.single_launch(("out_prod", &name), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args)
+    let threads = u64::from(n).saturating_mul(m.div_ceil(ROWS).into()).saturating_mul(saturating_product(&[n2, n3]));
+    let loops = [threads, a.ne[1].into(), 20];
+    on.looping_launch(("out_prod", &name), grid, (&[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args), loops)
 }
 
 #[cfg(test)]

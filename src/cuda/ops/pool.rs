@@ -5,9 +5,6 @@ use crate::ops::pool::{Pool, PoolAxis, PoolKind};
 use crate::tensor::DType::{F16, F32};
 use bytemuck::{Pod, Zeroable};
 
-/// Most elements of a window, since one thread reads all of them.
-const MAX_WINDOW: u64 = 1 << 16;
-
 /// `struct PoolArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -42,9 +39,7 @@ pub(super) fn select(op: Pool, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         return Err(on.unsupported_types());
     }
     let window = axes.iter().zip(x.ne()).map(|(axis, n)| (axis.kernel as u64).min(n as u64));
-    if window.fold(1, u64::saturating_mul) > MAX_WINDOW {
-        return Err(on.unsupported("a window of more than 2^16 elements"));
-    }
+    let loops = [y.elements() as u64, window.fold(1, u64::saturating_mul), 12];
     let (grid, pieces) = rows_grid(on, y)?;
     let args = PoolArgs {
         x: on.shape(x)?,
@@ -58,5 +53,5 @@ pub(super) fn select(op: Pool, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         whole: whole.into(),
         pieces,
     };
-    on.single_launch(("pool", "pool_any"), grid, &[Ptr::Src(0), Ptr::Dst], &args)
+    on.looping_launch(("pool", "pool_any"), grid, (&[Ptr::Src(0), Ptr::Dst], &args), loops)
 }

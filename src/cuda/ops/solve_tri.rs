@@ -11,9 +11,6 @@ const COLUMNS: u32 = 32;
 /// Rows of a block's columns that fit the shared memory of 48 KiB.
 const MAX_KEPT: u32 = (48 << 10) / (4 * COLUMNS);
 
-/// Most rows, since one thread computes all of them one after another.
-const MAX_ROWS: u32 = 4096;
-
 /// `struct SolveTriArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -40,13 +37,13 @@ pub(super) fn select(_: SolveTri, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Un
         return Err(on.unsupported_types());
     }
     let [columns, n, n2, n3] = on.shape(x)?.ne;
-    if n > MAX_ROWS {
-        return Err(on.unsupported("a matrix of more than 4096 rows"));
-    }
     let groups = columns.div_ceil(COLUMNS);
     let is_kept = n <= MAX_KEPT;
     let args = SolveTriArgs { n, columns, groups, kept: is_kept.into() };
     let grid = Grid::line(saturating_product(&[groups, n2, n3]), COLUMNS);
     let grid = grid.with_shared(if is_kept { 4 * COLUMNS * n } else { 0 });
-    on.single_launch(("solve_tri", "solve_tri_f32"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args)
+    // A thread solves a column: products of n rows with those before, of which four take the time of a load.
+    let passes = u64::from(n).pow(2) / 8;
+    let loops = [u64::from(columns).saturating_mul(saturating_product(&[n2, n3])), passes, 16];
+    on.looping_launch(("solve_tri", "solve_tri_f32"), grid, (&[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args), loops)
 }

@@ -9,9 +9,6 @@ use bytemuck::{Pod, Zeroable};
 /// Threads of a block, which writes a whole row: few rows must do with few blocks.
 const THREADS: u32 = 1024;
 
-/// Most kept cells of a row, since one block copies all of them.
-const MAX_KEPT: u64 = 1 << 22;
-
 /// `struct TopkMaskArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -66,9 +63,7 @@ pub(super) fn select(_: TopkMask, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Un
     let limit = blocks.map(|blocks| blocks.ne[1]).or(score.map(|score| score.ne[0])).unwrap_or(y.ne[0]);
     let n_block = blocks.map_or(1, |blocks| blocks.ne[0]);
     let n_extra = extra.map_or(0, |extra| extra.ne[0]);
-    if u64::from(picks.ne[0]).saturating_mul(n_block.into()).saturating_add(n_extra.into()) > MAX_KEPT {
-        return Err(on.unsupported("more than 2^22 kept cells of a row"));
-    }
+    let kept = u64::from(picks.ne[0]).saturating_mul(n_block.into()).saturating_add(n_extra.into());
     let rows = on.dst().rows() as u64;
     let [b0, b1, ..] = nb(blocks);
     let args = TopkMaskArgs {
@@ -94,5 +89,7 @@ pub(super) fn select(_: TopkMask, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Un
         pointer(TopkMask::EXTRA, extra.is_some()),
         Ptr::Dst,
     ];
-    on.single_launch(("topk_mask", "topk_mask"), Grid::line(rows, THREADS), &pointers, &args)
+    // A block copies the kept cells of a row.
+    let loops = [rows.saturating_mul(THREADS.into()), kept.div_ceil(THREADS.into()), 50];
+    on.looping_launch(("topk_mask", "topk_mask"), Grid::line(rows, THREADS), (&pointers, &args), loops)
 }

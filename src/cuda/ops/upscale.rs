@@ -6,9 +6,6 @@ use crate::tensor::DIMS;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
 
-/// Most elements under the antialiasing filter, since one thread reads all of them.
-const MAX_FILTERED: f32 = 65536.0;
-
 /// `struct UpscaleArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -38,9 +35,9 @@ pub(super) fn select(op: Upscale, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Un
         if d < 2 { op.factor(n, out) } else { out as f32 / n as f32 }
     });
     let support = [0, 1].map(|d| Upscale::support(factor[d]));
-    if op.antialias && support.iter().map(|support| 2.0 * support + 1.0).product::<f32>() > MAX_FILTERED {
-        return Err(on.unsupported("a filter of more than 2^16 elements"));
-    }
+    // Elements of a filter; the conversion saturates.
+    let filtered = if op.antialias { support.iter().map(|support| 2.0 * support + 1.0).product::<f32>() } else { 1.0 };
+    let loops = [y.elements() as u64, filtered as u64, 20];
     let name = match op.mode {
         _ if op.antialias => "upscale_antialias",
         ScaleMode::Nearest => "upscale_nearest",
@@ -49,5 +46,5 @@ pub(super) fn select(op: Upscale, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Un
     };
     let (grid, pieces) = rows_grid(on, y)?;
     let args = UpscaleArgs { x: on.shape(x)?, y: on.shape(y)?, factor, offset: op.offset(), support, pieces };
-    on.single_launch(("upscale", name), grid, &[Ptr::Src(0), Ptr::Dst], &args)
+    on.looping_launch(("upscale", name), grid, (&[Ptr::Src(0), Ptr::Dst], &args), loops)
 }

@@ -41,6 +41,7 @@ pub fn run(sweep: &Sweep) {
         check(sweep, op, (dtype, [3, 3, 1, 300]), [5, 4, 300, 1], [5, 4, 300, 1], Layout::ChannelsFirst);
         // Sums over no taps.
         let op = Conv::Conv2d { axes: [ConvAxis::PLAIN; 2] };
+        check(sweep, op, (dtype, [0, 3, 2, 4]), [4, 5, 2, 1], [5, 3, 4, 1], Layout::Packed);
         check(sweep, op, (dtype, [3, 3, 0, 4]), [5, 5, 0, 1], [3, 3, 4, 1], Layout::Packed);
     }
 }

@@ -23,6 +23,8 @@ const MAX_CONVERTED: u64 = 512 << 20;
 /// The channels of the variants for F16, and those for BF16, whose heads rarely have other sizes.
 const WIDTHS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 const BF16_WIDTHS: [usize; 3] = [64, 128, 256];
+/// Absolute values of scales: 2^-40 to 2^40.
+const SCALES: std::ops::RangeInclusive<f32> = 9.094_947e-13..=1.099_511_6e12;
 /// Limit of a mask in bytes, because its offsets in elements have 32 bits.
 const MAX_MASK: usize = 1 << 33;
 /// Alignment of converted rows in scratch memory.
@@ -57,8 +59,12 @@ impl Prompt {
         // The kernel takes the strides of positions as 32 bits.
         let are_near = [k, v].iter().all(|t| u32::try_from(t.nb()[1]).is_ok());
         let mask_fits = mask.is_none_or(|mask| mask.extent() < MAX_MASK);
-        // Biases are divided by the scale.
-        let fits = are_chunks && are_near && mask_fits && bytes <= MAX_CONVERTED && op.scale.is_normal();
+        // Biases are divided by the scale and by up to 2^60, and must stay finite.
+        let scale_fits = SCALES.contains(&op.scale.abs());
+        // Others may have values that are 0 in F16.
+        let keeps_values =
+            converted.into_iter().all(|t| t.dtype().is_block() && !matches!(t.dtype(), DType::MXFP4 | DType::NVFP4));
+        let fits = are_chunks && are_near && mask_fits && bytes <= MAX_CONVERTED && scale_fits && keeps_values;
         (fits && tokens > 1 && queries >= least && capability >= MIN_MMA_CAPABILITY).then_some(prompt)
     }
 
@@ -156,5 +162,6 @@ mod tests {
     fn constants_are_those_of_the_kernel() {
         let expected = [("ROWS", QUERIES.into()), ("THREADS", THREADS.into())];
         assert_constants(include_str!("../../../../kernels/flash_attn_tiles.cuh"), &expected);
+        assert_constants(include_str!("../../../../kernels/flash_attn.cu"), &[("THREADS", THREADS.into())]);
     }
 }
