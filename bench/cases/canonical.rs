@@ -5,11 +5,15 @@ use super::layer::{layers, reshaped};
 use super::{Case, Content, Draft, Sizes, attention, bytes, kind, mul_mat, mul_mat_id, passes, vision, weights};
 use fanout::graph::BuildError;
 use fanout::ops::binary::Binary;
+use fanout::ops::dsv4::{Dsv4, STREAMS};
 use fanout::ops::mul_mat::MulMat;
+use fanout::ops::out_prod::OutProd;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
+use fanout::ops::solve_tri::SolveTri;
 use fanout::ops::sort::Sort;
+use fanout::ops::topk_mask::TopkMask;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, IQ4_XS, Q4_0, Q4_K, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
@@ -53,6 +57,9 @@ pub fn canonical() -> Vec<Case> {
     cases.push(router());
     cases.push(expert_sum(s));
     cases.extend(vision::canonical(s));
+    cases.extend([indexer(s), kept_cells(s), mixing_matrix()]);
+    cases.extend(streams(s));
+    cases.extend([triangular(), outer_products(s)]);
     cases
 }
 
@@ -68,6 +75,88 @@ fn prompts(s: &Sizes) -> Vec<Case> {
 
 /// Channels of the variants of attention for prompts.
 const PROMPT_HEADS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
+
+/// Heads of the lightning indexer, and elements of its keys.
+const INDEXER: [usize; 2] = [64, 128];
+
+/// Cells that a token attends to in sparse attention.
+const KEPT: usize = 2048;
+
+/// The scores of all cells of a KV cache for one token.
+fn indexer(s: &Sizes) -> Case {
+    let ([heads, width], cells) = (INDEXER, s.context);
+    let mut case = small(
+        "LIGHTNING_INDEXER",
+        format!("{heads} heads of {width}, {cells} cells, by 1"),
+        [2 * cells * (width + 1) + 4 * heads * (width + 1), 4 * cells],
+        move |d| {
+            let (q, k) = (d.values(F32, [width, heads, 1, 1])?, d.values(F16, [width, 1, cells, 1])?);
+            let (w, mask) = (d.values(F32, [heads, 1, 1, 1])?, d.values(F16, [cells, 1, 1, 1])?);
+            d.b.node(Dsv4::LightningIndexer, &[Some(q), Some(k), Some(w), Some(mask)]).map(drop)
+        },
+    );
+    case.ops = 2 * width * heads * cells;
+    case
+}
+
+/// The mask of sparse attention for one token.
+fn kept_cells(s: &Sizes) -> Case {
+    let cells = s.context;
+    small("TOP_K_MASK", format!("{KEPT} of {cells} cells, by 1"), [6 * KEPT, 2 * cells], move |d| {
+        let mask = d.values(F16, [cells, 1, 1, 1])?;
+        // Scores order cells at random: an odd step permutes them.
+        let picks = (0..KEPT).map(|i| i * 1237 % cells).collect();
+        let picks = d.leaf(I32, [KEPT, 1, 1, 1], Content::Indices(picks))?;
+        d.b.node(TopkMask, &[Some(mask), Some(picks)]).map(drop)
+    })
+}
+
+/// The matrices that mix the residual streams of a prompt.
+fn mixing_matrix() -> Case {
+    let mixes = (2 + STREAMS) * STREAMS;
+    let bytes = [4 * mixes * PROMPT, 4 * STREAMS * STREAMS * PROMPT];
+    small("DSV4_HC_COMB", format!("20 iterations by {PROMPT}"), bytes, move |d| {
+        let (x, base) = (d.values(F32, [mixes, PROMPT, 1, 1])?, d.values(F32, [mixes, 1, 1, 1])?);
+        let scale = d.values(F32, [3, 1, 1, 1])?;
+        d.b.node(Dsv4::HcComb { eps: 1e-6, iterations: 20 }, &[Some(x), Some(scale), Some(base)]).map(drop)
+    })
+}
+
+/// A layer's input from the residual streams, and the streams after the layer, for one token.
+fn streams(s: &Sizes) -> [Case; 2] {
+    let (n, row) = (s.width, 4 * s.width);
+    let shape = format!("{STREAMS} streams of {n}, by 1");
+    let pre = small("DSV4_HC_PRE", shape.clone(), [STREAMS * row, row], move |d| {
+        let (x, weights) = (d.values(F32, [n, STREAMS, 1, 1])?, d.values(F32, [STREAMS, 1, 1, 1])?);
+        d.b.node(Dsv4::HcPre { scale: 1.0, gated: false }, &[Some(x), Some(weights)]).map(drop)
+    });
+    let post = small("DSV4_HC_POST", shape, [(1 + STREAMS) * row, STREAMS * row], move |d| {
+        let (x, residual) = (d.values(F32, [n, 1, 1, 1])?, d.values(F32, [n, STREAMS, 1, 1])?);
+        let (post, comb) = (d.values(F32, [STREAMS, 1, 1, 1])?, d.values(F32, [STREAMS, STREAMS, 1, 1])?);
+        d.b.node(Dsv4::HcPost, &[Some(x), Some(residual), Some(post), Some(comb)]).map(drop)
+    });
+    [pre, post]
+}
+
+/// The triangular systems of chunks of 64 tokens in linear attention.
+fn triangular() -> Case {
+    let (n, heads) = (64, 32);
+    small("SOLVE_TRI", format!("{n}x{n}, {heads} matrices"), [8 * n * n * heads, 4 * n * n * heads], move |d| {
+        let (a, b) = (d.values(F32, [n, n, heads, 1])?, d.values(F32, [n, n, heads, 1])?);
+        d.b.node(SolveTri, &[Some(a), Some(b)]).map(drop)
+    })
+}
+
+/// The gradient of a small product of weights.
+fn outer_products(s: &Sizes) -> Case {
+    let (n, depth) = (s.width / 8, s.prompt / 4);
+    let mut case = small("OUT_PROD", format!("{n}x{n}x{depth}"), [8 * n * depth, 4 * n * n], move |d| {
+        let (a, b) = (d.values(F32, [n, depth, 1, 1])?, d.values(F32, [n, depth, 1, 1])?);
+        d.b.node(OutProd, &[Some(a), Some(b)]).map(drop)
+    });
+    case.ops = 2 * n * n * depth;
+    case
+}
 
 /// A mixture of experts: their number, and how many of them a token uses.
 const MIXTURE: [usize; 2] = [128, 8];

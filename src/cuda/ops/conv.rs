@@ -131,6 +131,8 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
     if positions > i32::MAX as u64 {
         return Err(on.unsupported("an image of 2^31 or more outputs"));
     }
+    let windows = Windows::new(axes);
+    windows.check(outputs, taps).map_err(|rule| on.unsupported(rule))?;
     let y = row_strides(dst.nb, dims, out_channels);
     let channels_first = out_channels > 1 && y[3] == 4 && y[0] != 4;
     let wide_groups = out_channels.div_ceil(CHANNELS);
@@ -146,7 +148,7 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         taps,
         extent: leading(image.ne),
         outputs,
-        windows: Windows::new(axes),
+        windows,
         step,
         in_channels,
         out_channels,

@@ -101,6 +101,8 @@ fn patches(on: &NodeOnGpu<'_>, axes: [ConvAxis; 3], dims: usize, channels: u32) 
         2 => ([width, n2, 1], n3),
         _ => ([width, n2, n3 / (image.ne[3] / channels.max(1)).max(1)], n3),
     };
+    let (windows, kernel) = (Windows::new(axes), leading(kernel.ne));
+    windows.check(outputs, kernel).map_err(|rule| on.unsupported(rule))?;
     let y = if dims == 1 { [dst.nb[0], dst.nb[1], 0, dst.nb[2]] } else { dst.nb };
     let lines = saturating_product(&[outputs[1], planes]);
     if lines > i32::MAX as u64 {
@@ -111,10 +113,10 @@ fn patches(on: &NodeOnGpu<'_>, axes: [ConvAxis; 3], dims: usize, channels: u32) 
     let args = Im2colArgs {
         x: row_strides(image.nb, dims, channels),
         y,
-        kernel: leading(kernel.ne),
+        kernel,
         extent: leading(image.ne),
         outputs,
-        windows: Windows::new(axes),
+        windows,
         patch,
         planes,
         pieces: pieces as u32,
