@@ -18,7 +18,8 @@ TEXT
 }
 
 case ${1-} in
-    '' | -h | --help) usage; exit 0 ;;
+    -h | --help) usage; exit 0 ;;
+    '' | -*) usage >&2; exit 2 ;;
 esac
 name=$1
 shift
@@ -30,7 +31,7 @@ fi
 [[ ${1-} != -- ]] || shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-if [[ $name == lib ]]; then target=(--lib); else target=(--test "$name"); fi
+if [[ $name == lib ]]; then target=(--lib); else target=("--test=$name"); fi
 program=$(cargo test --locked -p fanout "${target[@]}" --no-run --message-format=json 2>/dev/null |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 [[ $program ]] || { echo "stress.sh: cannot build the test $name: cargo test -p fanout ${target[*]} --no-run" >&2; exit 1; }

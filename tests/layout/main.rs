@@ -80,7 +80,7 @@ fn the_core_uses_the_locks_of_sync() {
         .filter_map(|file| file.split_once("src/").map(|(_, file)| format!("src/{file}")))
         .filter(|file| file != "src/poison.rs")
         .collect();
-    assert!(files.len() >= 10, "{files:?}");
+    assert!(files.len() >= 9, "{files:?}");
     for file in files {
         let text = fs::read_to_string(root().join(&file)).unwrap();
         let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
@@ -175,7 +175,7 @@ fn layers_use_only_what_the_table_allows() {
     }
     assert!(library.mentions.len() > 5000, "only {} paths found in src", library.mentions.len());
     let everywhere = |name: &String| layer_table::ALLOWED_EVERYWHERE.contains(&name.as_str());
-    library.mentions.retain(|mention| !mention.path.get(1).is_some_and(everywhere));
+    library.mentions.retain(|mention| !mention.path.iter().take(2).any(everywhere));
     let all = all_layers();
     let mut errors = layers::table_errors(&library, &all, layer_table::GUARDED_PATHS, &crates);
     errors.extend(layers::violations(&library, &all, layer_table::GUARDED_PATHS, &crates));
