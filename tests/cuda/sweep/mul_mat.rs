@@ -245,7 +245,9 @@ fn experts(sweep: &Sweep, t: DType) {
         let id = |slot: i64| if slot % 7 == 2 { NO_EXPERT } else { slot * slot % 5 };
         let ids: Vec<_> = (0..4 * tokens as i64).map(id).collect();
         let (case, dst) = by_id(t, [k, m, nb], 4, &ids);
-        sweep.check(&case, &[dst], IN_F32, &format!("{t}, {nb} rows for each of {tokens} tokens"));
+        // The case with the most tokens has more than 4 slots per expert.
+        let bound = if t.is_block() && !packs(t) { IN_F16 } else { IN_F32 };
+        sweep.check(&case, &[dst], bound, &format!("{t}, {nb} rows for each of {tokens} tokens"));
     }
 }
 
