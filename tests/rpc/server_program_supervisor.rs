@@ -167,7 +167,9 @@ fn a_hangup_ends_a_server_without_keys_unless_it_is_ignored() {
         let endpoint = supervised.server.endpoint().unwrap();
         // Both at once: a worker that ends by itself would be replaced.
         let both = [server].into_iter().chain(children(server)).map(|process| process.to_string());
-        assert!(Command::new("kill").arg("-HUP").args(both).status().unwrap().success());
+        let status = Command::new("kill").arg("-HUP").args(both).status().unwrap();
+        // The worker may have ended with the supervisor before its own signal.
+        assert!(status.success() || !is_ignored);
         if is_ignored {
             assert_eq!(QueueWork::on(&endpoint).run(), Ok(vec![7; 64]), "{args:?}");
             supervised.server.signal("-TERM");
