@@ -1,7 +1,7 @@
 //! Cases of products: mul_mat, flash_attn, out_prod.
 
 use super::elementwise::causal;
-use super::{Draft, IN_F16, IN_F32, QUANTISED, case, product_bound, weight_types};
+use super::{Draft, IN_BF16, IN_F16, IN_F32, QUANTISED, case, product_bound, weight_types};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::mul_mat::{MulMat, NO_EXPERT};
 use crate::ops::out_prod::OutProd;
@@ -60,7 +60,7 @@ fn attention(variant: impl ToString, bound: f64, dtype: DType, size: usize, toke
 
 fn flash_attn() -> Vec<Draft> {
     let op = FlashAttn { scale: 0.125, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
-    let types = [(F32, IN_F16), (F16, IN_F16), (BF16, IN_F16), (Q8_0, QUANTISED), (Q4_0, QUANTISED)];
+    let types = [(F32, IN_F16), (F16, IN_F16), (BF16, IN_BF16), (Q8_0, QUANTISED), (Q4_0, QUANTISED)];
     let mut cases: Vec<Draft> =
         types.map(|(dtype, bound)| attention(dtype, bound, dtype, 64, 5).node(op)).into_iter().collect();
     cases.extend([
