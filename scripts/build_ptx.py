@@ -382,8 +382,8 @@ STACK_FRAMES = {
     "binary_f16_f32_f32": 8, "binary_bf16_f32_f32": 8,
     # Spilled registers, on sm_103 and sm_120.
     "mul_mat_mma4_q3_k": 112, "mul_mat_mma4_q6_k": 104, "mul_mat_mma4_iq4_nl": 8, "mul_mat_mma4_mxfp4": 16,
-    # So that two blocks fit a multiprocessor.
-    "mul_mat_mma4_q5_0": 16,
+    # So that two blocks fit a multiprocessor; those of the GEMM on sm_80 and sm_89, outside of its loop over k.
+    "mul_mat_mma4_q5_0": 16, "mul_mat_gemm128_f16": 16, "mul_mat_gemm128_bf16": 16,
 }  # fmt: skip
 
 
