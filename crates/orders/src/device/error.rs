@@ -1,4 +1,4 @@
-//! The errors of the core: of the library's, which needs its ops, those that the core's files name.
+//! The variants of the library's `DeviceError` that the files of the core use. The library's own file needs its ops.
 
 /// As the library's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -29,7 +29,7 @@ enum Work {
     Await(TimelinePoint),
     /// Advances another timeline.
     Advance(Arc<Timeline>, u64),
-    /// In the long lane, which no other turn may have: counts who has one.
+    /// Runs in the long lane and counts the turns under way there, of which only one may exist.
     Alone(Arc<AtomicU32>),
 }
 
