@@ -20,10 +20,12 @@ const SHAPE: [usize; 2] = [32, 2];
 /// Upper bound on the time until a failure is reported.
 const MAX_DETECTION_TIME: Duration = Duration::from_secs(20);
 
-/// The address of the lost server that an error names, if it is [`DeviceError::ConnectionLost`].
+/// The address of the lost server that an error names. Either this client has lost its connection, or another server has noticed
+/// first that it cannot copy to the lost one.
 fn named_server(error: &DeviceError) -> Option<&str> {
     match error {
         DeviceError::ConnectionLost { endpoint, .. } => Some(endpoint),
+        DeviceError::Remote { reason, .. } => Some(reason.strip_prefix("cannot copy to ")?.split_once(": ")?.0),
         _ => None,
     }
 }
