@@ -144,13 +144,13 @@ impl Session {
 fn chain(n: usize, launches: usize) -> Result<Arc<Graph>, BuildError> {
     let mut b = Builder::new();
     let x = b.leaf(F32, [n, 1, 1, 1])?;
-    let Some(desc) = b.tensor(x).map(|tensor| tensor.desc) else { return Ok(Arc::new(b.build()?)) };
+    let Some(desc) = b.tensor(x).map(|tensor| tensor.desc) else { return Ok(Arc::new(b.build())) };
     let mut last = x;
     for _ in 0..launches {
         let onto = b.view(x, desc, 0)?;
         last = b.node_into(Unary::Scale { scale: 1.0, bias: 1.0 }, &[Some(last)], onto)?;
     }
-    Ok(Arc::new(b.build()?))
+    Ok(Arc::new(b.build()))
 }
 
 /// Products of a prompt of 512 tokens with `nodes` weight matrices of 4096 × 4096.
@@ -162,14 +162,14 @@ fn prompt(lab: &Lab, nodes: usize) -> Result<Arc<Graph>, BuildError> {
     for _ in 0..nodes {
         x = b.node(MulMat::PLAIN, &[Some(weights), Some(x)])?;
     }
-    Ok(Arc::new(b.build()?))
+    Ok(Arc::new(b.build()))
 }
 
 /// The graphs of the smallest cases that the GPU has kernels for, by name.
 fn small_cases(lab: &Lab) -> Outcome<Vec<(cases::Case, Arc<Graph>)>> {
     let mut found = Vec::new();
     for case in cases::all(&Sizes::SMOKE) {
-        let graph = Arc::new(case.single()?.b.build()?);
+        let graph = Arc::new(case.single()?.b.build());
         let mut nodes = graph.nodes().iter().filter_map(|node| graph.node_view(node));
         if nodes.all(|node| lab.device.support(node).runs()) {
             found.push((case, Arc::clone(&graph)));

@@ -231,13 +231,13 @@ impl Bench {
 
     /// Whether the GPU has kernels for a case.
     fn supports(&self, case: &Case) -> Outcome<bool> {
-        let graph = case.single()?.b.build()?;
+        let graph = case.single()?.b.build();
         let mut nodes = graph.nodes().iter().filter_map(|node| graph.node_view(node));
         Ok(nodes.all(|node| self.gpu.support(node).runs()))
     }
 
     fn load(&self, device: &dyn Device, draft: Draft) -> Outcome<Loaded> {
-        let graph = Arc::new(draft.b.build()?);
+        let graph = Arc::new(draft.b.build());
         let region = device.alloc(graph.slot_sizes()[0] as u64, &self.budget)?.whole();
         let mut queue = device.queue(&self.budget)?;
         fill(&mut *queue, std::slice::from_ref(&region), &graph, &draft.contents)?;

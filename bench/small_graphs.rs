@@ -105,7 +105,7 @@ fn measure(
     let budget = MemoryBudget::new(MEMORY);
     let mut b = Builder::new();
     build(&mut b)?;
-    let graph = Arc::new(b.build()?);
+    let graph = Arc::new(b.build());
     let memory = device.alloc(graph.slot_sizes()[0] as u64, &budget)?;
     let bindings: Arc<[Region]> = Arc::from([memory.whole()]);
     let mut queue = device.queue(&budget)?;

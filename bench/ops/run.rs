@@ -124,7 +124,7 @@ impl Bench {
             Storage::Rows => case.draft_with_separate_slots()?,
         };
         let contents = draft.contents;
-        let graph = Arc::new(draft.b.build()?);
+        let graph = Arc::new(draft.b.build());
         let ends = graph.slot_sizes().iter().scan(0, |end, size| {
             *end = (*end + *size as u64).next_multiple_of(64);
             Some(*end)

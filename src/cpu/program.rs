@@ -149,7 +149,7 @@ impl CpuProgram {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let place = tensor.place.ok_or(DeviceError::Misuse("a node without memory"))?;
             uses.add(place, &tensor.desc, access);
-            Ok::<_, DeviceError>(*numbers[id.0 as usize].get_or_insert_with(|| {
+            Ok::<_, DeviceError>(*numbers[id.index()].get_or_insert_with(|| {
                 operands.push(Operand { desc: tensor.desc, place });
                 (operands.len() - 1) as u32 // no more than tensors, which a u32 counts
             }))

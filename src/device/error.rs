@@ -227,10 +227,12 @@ impl From<std::io::Error> for SourceError {
 }
 
 /// The error of `upload_from` of a [`dyn Queue`](super::Queue): from the closure or from the device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UploadError<E> {
     /// The closure's error. The queue stays usable; the content of the region is unspecified.
+    #[error("the source of an upload failed: {0}")]
     Source(E),
     /// The device's error.
+    #[error(transparent)]
     Device(DeviceError),
 }

@@ -1,21 +1,50 @@
 //! Graph builder for graphs made in process: adds leaves, views and nodes, and assigns each tensor its memory.
 
 use super::validate::{self, GraphError};
-use super::{Graph, Node, SlotOffset, Tensor, TensorId};
-use crate::ops::{MAX_SRC, Op, OutputSpec, ShapeError, Sources};
+use super::{Graph, GraphNumber, Node, SlotOffset, Tensor, TensorId};
+use crate::ops::{MAX_SRC, Op, OpCode, OutputSpec, Sources};
 use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use thiserror::Error;
 
 /// Builds a graph. By default all tensors are in slot 0, one after another, each at a multiple of [`Builder::ALIGN`]; with
 /// [`Builder::with_separate_slots`], each tensor has its own slot.
-#[derive(Debug, Default)]
+///
+/// A call that fails changes nothing.
+#[derive(Debug)]
 pub struct Builder {
     graph: Graph,
-    /// Bytes of slot 0 that are assigned so far.
-    end: usize,
+    /// By index of a tensor: whether a node reads it.
+    is_read: Vec<bool>,
     /// Whether each tensor that is not a view has its own slot.
     separate_slots: bool,
 }
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder { graph: Graph::new(GraphNumber::next()), is_read: Vec::new(), separate_slots: false }
+    }
+}
+
+/// A node that a builder refuses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeError {
+    /// The index that the node would have.
+    pub index: usize,
+    /// The op.
+    pub op: OpCode,
+    /// Names of the sources: as given to [`TaskBuilder::name`](crate::sched::TaskBuilder::name), or `tensor 3`, or `absent`.
+    pub sources: Vec<String>,
+    /// The violated rule.
+    pub rule: GraphError,
+}
+
+impl std::fmt::Display for NodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "node {}, {} of {}: {}", self.index, self.op, self.sources.join(", "), self.rule)
+    }
+}
+
+impl std::error::Error for NodeError {}
 
 /// The caller of the builder made an error.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -23,16 +52,35 @@ pub enum BuildError {
     /// An invalid shape: see [`DescError`].
     #[error(transparent)]
     Desc(#[from] DescError),
-    /// Sources that are invalid for the op.
+    /// A node with wrong sources or parameters.
     #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// An unknown tensor id, an offset that overflows, or too many sources.
+    Node(#[from] Box<NodeError>),
+    /// A view that reaches beyond the memory of its tensor.
+    #[error("a view of {extent} bytes from byte {offset} on of a memory of {size}")]
+    View {
+        /// Bytes of the view.
+        extent: usize,
+        /// Its first byte in the memory of the tensor that it shows.
+        offset: usize,
+        /// Bytes of this memory.
+        size: usize,
+    },
+    /// A tensor of another graph, or an offset that overflows.
     #[error("{0}")]
     Tensor(&'static str),
-    /// The finished graph violates a rule of [`validate::check`].
-    #[error(transparent)]
-    Graph(#[from] GraphError),
 }
+
+impl BuildError {
+    /// The rule that a node violates.
+    pub fn rule(&self) -> Option<&GraphError> {
+        match self {
+            BuildError::Node(node) => Some(&node.rule),
+            _ => None,
+        }
+    }
+}
+
+const FOREIGN: BuildError = BuildError::Tensor("a tensor of another graph");
 
 impl Builder {
     /// Alignment in bytes of each tensor. Also the minimum gap between two tensors, where tests put sentinels that detect
@@ -76,11 +124,20 @@ impl Builder {
     /// Adds a view: another description of `of`'s memory, starting `offset` bytes from its first byte.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown parent or an overflowing offset. Extents are checked by [`Builder::build`].
+    /// [`BuildError::Tensor`] for a tensor of another graph, an overflowing offset, or one in the middle of a block;
+    /// [`BuildError::View`] for a view that leaves the memory.
     pub fn view(&mut self, of: TensorId, desc: TensorDesc, offset: usize) -> Result<TensorId, BuildError> {
-        let parent = self.graph.tensor(of).ok_or(BuildError::Tensor("a view of an unknown tensor"))?;
+        let parent = self.graph.tensor(of).ok_or(FOREIGN)?;
         let mut place = parent.place.ok_or(BuildError::Tensor("a view of a tensor without memory"))?;
         place.offset = place.offset.checked_add(offset).ok_or(BuildError::Tensor("a view's offset overflows"))?;
+        let dtype = desc.dtype();
+        if dtype.is_block() && dtype == parent.desc.dtype() && !offset.is_multiple_of(dtype.block_bytes()) {
+            return Err(BuildError::Tensor("a view starts in the middle of a block"));
+        }
+        let (extent, size) = (desc.extent(), self.graph.slots[place.slot as usize]);
+        if place.offset.checked_add(extent).is_none_or(|end| end > size) {
+            return Err(BuildError::View { extent, offset: place.offset, size });
+        }
         Ok(self.push(desc, place, Some(of)))
     }
 
@@ -90,7 +147,7 @@ impl Builder {
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown tensor.
     pub fn set_use_count(&mut self, id: TensorId, uses: u32) -> Result<(), BuildError> {
-        let tensor = self.graph.tensors.get_mut(id.0 as usize).ok_or(BuildError::Tensor("an unknown tensor"))?;
+        let tensor = self.graph.tensor_mut(id).ok_or(FOREIGN)?;
         tensor.use_count = Some(uses);
         Ok(())
     }
@@ -98,89 +155,117 @@ impl Builder {
     /// Adds a node with an inferred, contiguous destination; returns the destination.
     ///
     /// # Errors
-    /// [`BuildError::Shape`] for sources that are invalid for the op.
+    /// [`BuildError::Node`] for sources or parameters that are invalid for the op.
     pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
         let op = op.into();
+        self.check_call(&op, srcs)?;
         let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.tensor(id)).map(|t| &t.desc)).collect::<Vec<_>>();
-        let out = op.infer(&Sources::new(op.code(), &descs))?;
+        let out = op.infer(&Sources::new(op.code(), &descs));
+        let out = out.map_err(|e| self.refuse(&op, srcs, e.into()))?;
         self.node_with_output(op, srcs, out)
     }
 
     /// Adds a node with a contiguous destination of the given type and shape; returns the destination.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] for an invalid shape.
+    /// [`BuildError::Desc`] for an invalid shape; [`BuildError::Node`] for sources, parameters or a destination that are invalid
+    /// for the op.
     pub fn node_with_output(
         &mut self,
         op: impl Into<Op>,
         srcs: &[Option<TensorId>],
         out: OutputSpec,
     ) -> Result<TensorId, BuildError> {
+        let slots = (self.graph.slots.len(), self.graph.slots.last().copied());
         let dst = self.leaf(out.dtype, out.ne)?;
-        self.node_into(op, srcs, dst)
+        self.node_into(op, srcs, dst).inspect_err(|_| {
+            self.graph.tensors.pop();
+            self.graph.slots.truncate(slots.0);
+            // The only slot has become longer.
+            if let Some((last, before)) = self.graph.slots.last_mut().zip(slots.1) {
+                *last = before;
+            }
+        })
     }
 
     /// Adds a node that writes an existing tensor: in place, or into a view.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for more than [`MAX_SRC`] sources.
+    /// [`BuildError::Node`] for sources, parameters or a destination that are invalid for the op; [`BuildError::Tensor`] for a
+    /// tensor of another graph.
     pub fn node_into(
         &mut self,
         op: impl Into<Op>,
         srcs: &[Option<TensorId>],
         dst: TensorId,
     ) -> Result<TensorId, BuildError> {
-        if srcs.len() > MAX_SRC {
-            return Err(BuildError::Tensor("a node has at most 10 sources"));
-        }
+        let op = op.into();
+        self.check_call(&op, srcs)?;
+        self.graph.tensor(dst).ok_or(FOREIGN)?;
         let mut list = [None; MAX_SRC];
         list[..srcs.len()].copy_from_slice(srcs);
+        let node = Node { op, dst, srcs: list };
+        let checked = if self.is_read[dst.index()] {
+            let reader = self.graph.nodes.iter().find_map(|reader| {
+                let index = reader.srcs.iter().position(|&src| src == Some(dst))?;
+                Some((reader.op.code(), index))
+            });
+            let (op, index) = reader.unwrap_or((node.op.code(), 0));
+            Err(GraphError::UseBeforeDefinition { op, index })
+        } else {
+            validate::check_node(&self.graph, &node, |source| source == dst)
+        };
+        checked.map_err(|rule| self.refuse(&node.op, srcs, rule))?;
+        srcs.iter().flatten().for_each(|source| self.is_read[source.index()] = true);
         // The destination has new values after the node, so it is no longer a view of the values of another tensor, even if it
         // shares that tensor's memory.
-        if let Some(tensor) = self.graph.tensors.get_mut(dst.0 as usize) {
+        if let Some(tensor) = self.graph.tensor_mut(dst) {
             tensor.view_of = None;
         }
-        self.graph.nodes.push(Node { op: op.into(), dst, srcs: list });
+        self.graph.nodes.push(node);
         Ok(dst)
     }
 
-    /// Checks and returns the finished graph, by the same rules as a graph from a peer.
-    ///
-    /// # Errors
-    /// [`BuildError::Graph`] if a node violates a rule.
-    pub fn build(mut self) -> Result<Graph, BuildError> {
-        if !self.separate_slots {
-            self.graph.slots = vec![self.end];
-        }
-        validate::check(&self.graph)?;
-        Ok(self.graph)
+    /// As [`Builder::node_into`], with a view of `dst` as the destination, which it returns: each node has its own destination.
+    pub(crate) fn node_into_view(
+        &mut self,
+        op: Op,
+        srcs: &[Option<TensorId>],
+        dst: TensorId,
+    ) -> Result<TensorId, BuildError> {
+        let desc = self.graph.tensor(dst).ok_or(FOREIGN)?.desc;
+        let own = self.view(dst, desc, 0)?;
+        self.node_into(op, srcs, own).inspect_err(|_| _ = self.graph.tensors.pop())
+    }
+
+    /// The finished graph. It obeys the rules of a graph from a peer, which are checked when a node is added.
+    pub fn build(self) -> Graph {
+        debug_assert_eq!(validate::check(&self.graph), Ok(()));
+        self.graph
     }
 
     /// As [`Builder::build`], and derives the use counts from the nodes. Valid only if no other graph reads the tensors.
     /// `outputs`, which are read after the run, and tensors that no node computes get no use count.
-    ///
-    /// # Errors
-    /// As [`Builder::build`].
-    pub(crate) fn build_with_use_counts(mut self, outputs: &[TensorId]) -> Result<Graph, BuildError> {
+    pub(crate) fn build_with_use_counts(mut self, outputs: &[TensorId]) -> Graph {
         let tensors = &mut self.graph.tensors;
         let mut uses = vec![0u32; tensors.len()];
         let mut computed = vec![false; tensors.len()];
         for node in &self.graph.nodes {
-            node.srcs.iter().flatten().for_each(|id| uses[id.0 as usize] += 1);
-            computed[node.dst.0 as usize] = true;
+            node.srcs.iter().flatten().for_each(|id| uses[id.index()] += 1);
+            computed[node.dst.index()] = true;
         }
         // In reverse, because a view comes after the tensor that it shows. A view without readers does not count as a reader.
         for (at, tensor) in tensors.iter().enumerate().rev() {
             if let Some(of) = tensor.view_of.filter(|_| uses[at] > 0) {
-                uses[of.0 as usize] += 1;
+                uses[of.index()] += 1;
             }
         }
-        outputs.iter().for_each(|id| uses[id.0 as usize] = 0);
+        outputs.iter().for_each(|id| uses[id.index()] = 0);
         for at in 0..tensors.len() {
             // Skip a view in between if this view is its only reader.
             if let Some(of) = tensors[at].view_of
-                && let Some(root) = tensors[of.0 as usize].view_of
-                && uses[of.0 as usize] == 1
+                && let Some(root) = tensors[of.index()].view_of
+                && uses[of.index()] == 1
             {
                 tensors[at].view_of = Some(root);
             }
@@ -196,15 +281,39 @@ impl Builder {
             self.graph.slots.push(bytes);
             return Ok(SlotOffset { slot, offset: 0 });
         }
-        let offset = self.end;
+        let offset = self.graph.slots.first().copied().unwrap_or(0);
         let end = bytes.checked_next_multiple_of(Self::ALIGN).and_then(|b| b.checked_add(offset + Self::ALIGN));
-        self.end = end.filter(|&e| e < 1 << 62).ok_or(overflow)?;
+        self.graph.slots = vec![end.filter(|&e| e < 1 << 62).ok_or(overflow)?];
         Ok(SlotOffset { slot: 0, offset })
     }
 
     fn push(&mut self, desc: TensorDesc, place: SlotOffset, view_of: Option<TensorId>) -> TensorId {
-        let id = TensorId(self.graph.tensors.len() as u32);
+        let id = self.graph.next_id();
         self.graph.tensors.push(Tensor { desc, place: Some(place), use_count: None, view_of });
+        self.is_read.truncate(id.index());
+        self.is_read.push(false);
         id
+    }
+
+    /// Checks what a node's call has: sources of this graph, as many as the op reads at most, and parameters that a peer may send.
+    fn check_call(&self, op: &Op, srcs: &[Option<TensorId>]) -> Result<(), BuildError> {
+        if srcs.iter().flatten().any(|&id| self.graph.tensor(id).is_none()) {
+            return Err(FOREIGN);
+        }
+        let (code, most) = (op.code(), op.code().max_sources());
+        if let Some(extra) = srcs.iter().skip(most).position(Option::is_some) {
+            return Err(self.refuse(op, srcs, GraphError::ExtraSource { op: code, index: most + extra, most }));
+        }
+        match Op::decode(code, &op.encode()) {
+            Err(e) => Err(self.refuse(op, srcs, e.into())),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// The error for a node that violates `rule`.
+    fn refuse(&self, op: &Op, srcs: &[Option<TensorId>], rule: GraphError) -> BuildError {
+        let name = |id: Option<TensorId>| id.map_or("absent".to_owned(), |id| format!("tensor {}", id.index()));
+        let sources = srcs.iter().map(|&id| name(id)).collect();
+        BuildError::Node(Box::new(NodeError { index: self.graph.nodes.len(), op: op.code(), sources, rule }))
     }
 }

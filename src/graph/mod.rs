@@ -21,11 +21,39 @@ pub(crate) use ranges::ByteRangeSet;
 use crate::ops::{MAX_SRC, NodeView, Op, Sources};
 use crate::tensor::TensorDesc;
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Index of a tensor in its graph's arena.
+/// A tensor of a graph, or of a graph that is being built. The id of another graph is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct TensorId(pub(crate) u32);
+pub struct TensorId {
+    /// Index in the arena of the graph.
+    index: u32,
+    /// The graph: [`Graph::number`].
+    graph: GraphNumber,
+}
+
+impl TensorId {
+    /// Index in the arena of its graph.
+    pub(crate) fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// Number of a graph within the process: each builder takes the next one. A graph from a peer, whose ids never leave it, has the first
+/// one. Numbers repeat after 2^32 builders.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+struct GraphNumber(NonZeroU32);
+
+impl GraphNumber {
+    const PEER: GraphNumber = GraphNumber(NonZeroU32::MIN);
+
+    fn next() -> GraphNumber {
+        static NEXT: AtomicU32 = AtomicU32::new(2);
+        GraphNumber(NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU32::MAX))
+    }
+}
 
 /// The address of a tensor's first byte: `offset` bytes into the memory that is bound to `slot` when the graph runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -63,17 +91,41 @@ pub struct Node {
 }
 
 /// A graph: tensors, nodes in execution order, and the size of the memory that each slot needs.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
+    number: GraphNumber,
     tensors: Vec<Tensor>,
     nodes: Vec<Node>,
     slots: Vec<usize>,
 }
 
 impl Graph {
-    /// The tensor with this id. The id of another graph gives `None` or an unrelated tensor, never undefined behaviour.
+    fn new(number: GraphNumber) -> Graph {
+        Graph { number, tensors: Vec::new(), nodes: Vec::new(), slots: Vec::new() }
+    }
+
+    /// The tensor with this id; `None` for the id of another graph.
     pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
-        self.tensors.get(id.0 as usize)
+        self.tensors.get(self.index(id)?)
+    }
+
+    fn tensor_mut(&mut self, id: TensorId) -> Option<&mut Tensor> {
+        let index = self.index(id)?;
+        self.tensors.get_mut(index)
+    }
+
+    fn index(&self, id: TensorId) -> Option<usize> {
+        (id.graph == self.number).then_some(id.index())
+    }
+
+    /// The id of the tensor at an index of [`Graph::tensors`].
+    pub(crate) fn id(&self, index: usize) -> TensorId {
+        TensorId { index: index as u32, graph: self.number }
+    }
+
+    /// The id of the tensor that is added next.
+    fn next_id(&self) -> TensorId {
+        self.id(self.tensors.len())
     }
 
     /// All tensors, in order of their ids.
@@ -109,7 +161,7 @@ impl Graph {
     /// The same graph with other places of some tensors. A place may be in a slot after the graph's slots, which the caller binds.
     pub(crate) fn with_places(mut self, places: impl IntoIterator<Item = (TensorId, SlotOffset)>) -> Graph {
         for (id, place) in places {
-            if let Some(tensor) = self.tensors.get_mut(id.0 as usize) {
+            if let Some(tensor) = self.tensor_mut(id) {
                 tensor.place = Some(place);
             }
         }
@@ -126,7 +178,7 @@ impl Graph {
         let mut readers = vec![0u32; self.tensors.len()];
         for id in self.nodes.iter().flat_map(|node| node.srcs).flatten() {
             for id in [Some(id), self.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
-                if let Some(count) = readers.get_mut(id.0 as usize) {
+                if let Some(count) = readers.get_mut(id.index()) {
                     *count = count.saturating_add(1);
                 }
             }
@@ -144,12 +196,12 @@ impl Graph {
         slots: Vec<usize>,
         mut place: impl FnMut(&Tensor) -> Option<SlotOffset>,
     ) -> Graph {
-        let (mut subgraph, mut new_ids) = (Graph { slots, ..Graph::default() }, HashMap::new());
+        let (mut subgraph, mut new_ids) = (Graph::new(self.number).with_slots(slots), HashMap::new());
         let mut old_ids = Vec::new();
         let mut renumber = |id: TensorId| {
             *new_ids.entry(id).or_insert_with(|| {
                 old_ids.push(id);
-                TensorId(old_ids.len() as u32 - 1)
+                self.id(old_ids.len() - 1)
             })
         };
         for node in self.nodes.get(nodes).unwrap_or_default() {
@@ -165,7 +217,7 @@ impl Graph {
         }
         let inside = subgraph.reader_counts();
         for ((tensor, old), inside) in subgraph.tensors.iter_mut().zip(&old_ids).zip(inside) {
-            if readers.get(old.0 as usize) != Some(&inside) {
+            if readers.get(old.index()) != Some(&inside) {
                 tensor.use_count = None;
             }
         }
@@ -193,7 +245,7 @@ mod tests {
         for id in [y, view, z] {
             b.set_use_count(id, 1).unwrap();
         }
-        let graph = b.build().unwrap();
+        let graph = b.build();
         let part = |nodes| {
             graph.subgraph(nodes, &graph.reader_counts(), vec![graph.slot_sizes()[0] + 4096], |t| {
                 t.place.map(|p| SlotOffset { offset: p.offset + 4096, ..p })

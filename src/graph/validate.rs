@@ -4,7 +4,7 @@
 //! including graphs built in process. After that, kernels rely on types, shapes, strides, extents and overlaps, and check only
 //! data (row indices).
 
-use super::{Graph, Node, SlotOffset, Tensor, TensorId, overlap};
+use super::{Graph, GraphNumber, Node, SlotOffset, Tensor, TensorId, overlap};
 use crate::ops::{MAX_SRC, Op, OpCode, OpParams, ParamError, ShapeError};
 use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use std::collections::HashMap;
@@ -135,6 +135,16 @@ pub enum GraphError {
         /// Source index.
         index: usize,
     },
+    /// A source after the last one that the op reads.
+    #[error("{op}: source {index} is given, but the op reads {most} at most")]
+    ExtraSource {
+        /// The op.
+        op: OpCode,
+        /// Source index.
+        index: usize,
+        /// The largest number of sources of the op.
+        most: usize,
+    },
     /// An empty source of an op that requires elements.
     #[error("{op}: source {index} has no elements")]
     EmptySource {
@@ -182,8 +192,13 @@ pub fn import_untrusted(
         }
     }
     let mut seen = vec![false; records.len()];
-    let mut import =
-        GraphImport { ops, records, by_id: &by_id, ids: vec![None; records.len()], graph: Graph::default() };
+    let mut import = GraphImport {
+        ops,
+        records,
+        by_id: &by_id,
+        ids: vec![None; records.len()],
+        graph: Graph::new(GraphNumber::PEER),
+    };
     import.graph.slots = slots;
     for &id in listed {
         let index = import.find("node", id)?;
@@ -268,7 +283,7 @@ impl GraphImport<'_> {
         let dtype = DType::from_wire(record.dtype).ok_or(GraphError::UnknownType(record.dtype))?;
         let ne = record.ne.map(|n| n as usize);
         let desc = TensorDesc::strided(dtype, ne, widen_strides(dtype, ne, record.nb))?;
-        let id = TensorId(self.graph.tensors.len() as u32);
+        let id = self.graph.next_id();
         let uses = u32::try_from(record.use_count).ok().filter(|&n| n > 0 && record.flags & FLAG_OUTPUT == 0);
         let view_of = self.viewed(record);
         self.graph.tensors.push(Tensor { desc, place: record.place, use_count: uses, view_of });
@@ -300,42 +315,58 @@ pub fn widen_strides(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize
 pub fn check(graph: &Graph) -> Result<(), GraphError> {
     let mut computed_at = vec![usize::MAX; graph.tensors.len()];
     for (at, node) in graph.nodes.iter().enumerate() {
-        if let Some(slot) = computed_at.get_mut(node.dst.0 as usize) {
+        if let Some(slot) = computed_at.get_mut(node.dst.index()) {
             *slot = at;
         }
     }
     for (at, node) in graph.nodes.iter().enumerate() {
-        let op = node.op.code();
-        let unknown = || GraphError::UnknownTensor { what: "tensor", id: u64::from(node.dst.0) };
-        let view = graph.node_view(node).ok_or_else(unknown)?;
-        node.op.check(&view)?;
-        let dst = graph.tensor(node.dst).ok_or_else(unknown)?;
-        in_buffer(graph, op, dst, "the destination")?;
-        if !dst.desc.is_injective() {
+        let computed_later = |id: TensorId| {
+            let computed = computed_at.get(id.index()).copied().unwrap_or(usize::MAX);
+            computed != usize::MAX && computed >= at
+        };
+        check_node(graph, node, computed_later)?;
+    }
+    Ok(())
+}
+
+/// Checks a node of a graph. `computed_later` says of a source whether the node itself or a later one computes it.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_node(
+    graph: &Graph,
+    node: &Node,
+    computed_later: impl Fn(TensorId) -> bool,
+) -> Result<(), GraphError> {
+    let op = node.op.code();
+    let unknown = || GraphError::UnknownTensor { what: "tensor", id: node.dst.index() as u64 };
+    let view = graph.node_view(node).ok_or_else(unknown)?;
+    node.op.check(&view)?;
+    let dst = graph.tensor(node.dst).ok_or_else(unknown)?;
+    in_buffer(graph, op, dst, "the destination")?;
+    if !dst.desc.is_injective() {
+        return Err(GraphError::SelfOverlap(op));
+    }
+    for (index, id) in node.srcs.iter().enumerate() {
+        let Some(id) = *id else { continue };
+        let src = graph.tensor(id).ok_or_else(unknown)?;
+        if src.desc.is_empty() && !node.op.may_be_empty(index) {
+            return Err(GraphError::EmptySource { op, index });
+        }
+        let size = in_buffer(graph, op, src, "a source")?;
+        if node.op.updates(index) && !src.desc.is_injective() {
             return Err(GraphError::SelfOverlap(op));
         }
-        for (index, id) in node.srcs.iter().enumerate() {
-            let Some(id) = *id else { continue };
-            let src = graph.tensor(id).ok_or_else(unknown)?;
-            if src.desc.is_empty() && !node.op.may_be_empty(index) {
-                return Err(GraphError::EmptySource { op, index });
-            }
-            let size = in_buffer(graph, op, src, "a source")?;
-            if node.op.updates(index) && !src.desc.is_injective() {
-                return Err(GraphError::SelfOverlap(op));
-            }
-            let bytes = src.desc.dense_bytes();
-            if bytes > size {
-                return Err(GraphError::BroadcastTooLarge { op, index, bytes, size });
-            }
-            let later = computed_at[id.0 as usize];
-            if later != usize::MAX && later >= at {
-                return Err(GraphError::UseBeforeDefinition { op, index });
-            }
+        let bytes = src.desc.dense_bytes();
+        if bytes > size {
+            return Err(GraphError::BroadcastTooLarge { op, index, bytes, size });
         }
-        if let Some(index) = overlap::find_overlap_violation(graph, node) {
-            return Err(GraphError::Overlap { op, index });
+        if computed_later(id) {
+            return Err(GraphError::UseBeforeDefinition { op, index });
         }
+    }
+    if let Some(index) = overlap::find_overlap_violation(graph, node) {
+        return Err(GraphError::Overlap { op, index });
     }
     Ok(())
 }

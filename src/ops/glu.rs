@@ -82,6 +82,7 @@ impl OpFamily for Glu {
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         let mut out = OutputSpec::like(srcs.required(0)?);
         if srcs.get(1).is_none() {
+            ensure!(srcs, out.ne[0].is_multiple_of(2), "the rows of one source have two halves");
             out.ne[0] /= 2;
         }
         Ok(out)

@@ -185,6 +185,73 @@ impl OpCode {
         }
     }
 
+    /// The largest number of sources of a node of the op.
+    pub const fn max_sources(self) -> usize {
+        match self {
+            OpCode::Arange | OpCode::None => 0,
+            OpCode::Sqr
+            | OpCode::Sqrt
+            | OpCode::Log
+            | OpCode::Sin
+            | OpCode::Cos
+            | OpCode::Unary
+            | OpCode::Scale
+            | OpCode::Clamp
+            | OpCode::LeakyRelu
+            | OpCode::Fill
+            | OpCode::Sum
+            | OpCode::SumRows
+            | OpCode::Cumsum
+            | OpCode::Mean
+            | OpCode::Argmax
+            | OpCode::Norm
+            | OpCode::RmsNorm
+            | OpCode::GroupNorm
+            | OpCode::L2Norm
+            | OpCode::Dup
+            | OpCode::Cont
+            | OpCode::Argsort
+            | OpCode::TopK
+            | OpCode::Col2im1d
+            | OpCode::Pool1d
+            | OpCode::Pool2d
+            | OpCode::Upscale
+            | OpCode::WinPart
+            | OpCode::WinUnpart
+            | OpCode::GetRelPos
+            | OpCode::TimestepEmbedding
+            | OpCode::Diag
+            | OpCode::DiagMaskInf
+            | OpCode::DiagMaskZero
+            | OpCode::Tri
+            | OpCode::Pad
+            | OpCode::PadReflect1d
+            | OpCode::Roll
+            | OpCode::AllReduce
+            | OpCode::AllGather
+            | OpCode::ReduceScatter
+            | OpCode::Reshape
+            | OpCode::View
+            | OpCode::Permute
+            | OpCode::Transpose => 1,
+            OpCode::AddId
+            | OpCode::MulMatId
+            | OpCode::Rope
+            | OpCode::RopeBack
+            | OpCode::SoftMax
+            | OpCode::SetRows
+            | OpCode::AddRelPos
+            | OpCode::Dsv4HcComb
+            | OpCode::CrossEntropyLossBack
+            | OpCode::OptStepSgd => 3,
+            OpCode::LightningIndexer | OpCode::Dsv4HcPost => 4,
+            OpCode::FlashAttnExt | OpCode::TopKMask | OpCode::GatedLinearAttn | OpCode::OptStepAdamw => 5,
+            OpCode::RwkvWkv6 | OpCode::GatedDeltaNet => 6,
+            OpCode::SsmScan | OpCode::RwkvWkv7 => 7,
+            _ => 2,
+        }
+    }
+
     /// Whether the op is a view op: it describes existing memory differently and computes nothing.
     pub const fn is_view(self) -> bool {
         matches!(self, OpCode::None | OpCode::Reshape | OpCode::View | OpCode::Permute | OpCode::Transpose)

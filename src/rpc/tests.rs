@@ -79,7 +79,7 @@ fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
     let mut b = Builder::new();
     let (x, y) = (b.leaf(DType::F32, [4, 1, 1, 1]).unwrap(), b.leaf(DType::F32, [4, 1, 1, 1]).unwrap());
     let z = b.node(Binary::Mul, &[Some(x), Some(y)]).unwrap();
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let program = device.prepare(Arc::clone(&graph))?;
     let memory = device.alloc(graph.slot_sizes()[0] as u64, &budget)?;
     let region = |id| {

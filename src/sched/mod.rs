@@ -462,5 +462,5 @@ pub(crate) enum StepAction {
 pub(crate) fn node_name(task: &Task, node: usize) -> String {
     let Some(node) = task.graph().nodes().get(node) else { return format!("node {node}") };
     let (op, name): (OpCode, _) = (node.op.code(), task.name(node.dst));
-    if name.is_empty() { format!("{op} (tensor {})", node.dst.0) } else { format!("{op} {name:?}") }
+    if name.is_empty() { format!("{op} (tensor {})", node.dst.index()) } else { format!("{op} {name:?}") }
 }

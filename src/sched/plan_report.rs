@@ -117,7 +117,7 @@ impl Plan {
 
     fn tensor_label(&self, id: TensorId) -> String {
         let name = self.task.name(id);
-        if name.is_empty() { format!("#{}", id.0) } else { name.to_owned() }
+        if name.is_empty() { format!("#{}", id.index()) } else { name.to_owned() }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::device::Region;
 use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
-use crate::ops::{MAX_SRC, Op, OutputSpec};
+use crate::ops::{Op, OutputSpec};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl Task {
 
     /// A tensor's name, or an empty string.
     pub fn name(&self, id: TensorId) -> &str {
-        self.names.get(id.0 as usize).map_or("", String::as_str)
+        self.graph.tensor(id).and_then(|_| self.names.get(id.index())).map_or("", String::as_str)
     }
 
     /// A copy of the task without pins, with all stored tensors on device 0 in `regions`, by slot.
@@ -90,7 +90,7 @@ impl Task {
         // `i`.
         let tensors = self.graph.tensors();
         let start = (slot as usize).min(tensors.len());
-        (start..tensors.len()).find(|&i| owns(&tensors[i])).map(|i| TensorId(i as u32))
+        (start..tensors.len()).find(|&i| owns(&tensors[i])).map(|i| self.graph.id(i))
     }
 
     /// The name of the tensor that a slot was made for, or an empty string.
@@ -171,19 +171,19 @@ impl TaskBuilder {
     /// Type, shape and strides of a tensor added so far.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown tensor.
+    /// [`BuildError::Tensor`] for a tensor of another task.
     pub fn desc(&self, id: TensorId) -> Result<TensorDesc, BuildError> {
-        self.tensor(id).map(|t| t.desc).ok_or(BuildError::Tensor("an unknown tensor"))
+        self.tensor(id).map(|t| t.desc).ok_or(BuildError::Tensor("a tensor of another graph"))
     }
 
     /// Adds a node. The type and shape of its destination follow from its sources. Returns the destination.
     ///
     /// # Errors
-    /// [`BuildError::Shape`] when the sources do not fit the op.
+    /// [`BuildError::Node`] when sources or parameters do not fit the op; [`BuildError::Tensor`] for a tensor of another task.
     pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
         let op = op.into();
         self.check_sources(&op, srcs, None)?;
-        let dst = self.inner.node(op, srcs)?;
+        let dst = self.inner.node(op, srcs).map_err(|e| self.with_names(srcs, e))?;
         Ok(self.count_node(dst))
     }
 
@@ -199,7 +199,7 @@ impl TaskBuilder {
     ) -> Result<TensorId, BuildError> {
         let op = op.into();
         self.check_sources(&op, srcs, None)?;
-        let dst = self.inner.node_with_output(op, srcs, out)?;
+        let dst = self.inner.node_with_output(op, srcs, out).map_err(|e| self.with_names(srcs, e))?;
         Ok(self.count_node(dst))
     }
 
@@ -207,7 +207,7 @@ impl TaskBuilder {
     /// `dst`.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] when `dst` is an input, or when there are more sources than a node can have.
+    /// As [`TaskBuilder::node`], and [`BuildError::Tensor`] when `dst` is an input.
     pub fn node_onto(
         &mut self,
         op: impl Into<Op>,
@@ -220,17 +220,15 @@ impl TaskBuilder {
         }
         let op = op.into();
         self.check_sources(&op, srcs, slot)?;
-        // Each node has its own destination tensor, so this one is a view of `dst`.
-        let desc = self.desc(dst)?;
-        let own = self.inner.view(dst, desc, 0)?;
-        self.inner.node_into(op, srcs, own)?;
+        let own = self.inner.node_into_view(op, srcs, dst).map_err(|e| self.with_names(srcs, e))?;
         Ok(self.count_node(own))
     }
 
     /// Adds a view of a tensor's memory, `offset` bytes from its first byte.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown tensor or an overflowing offset; [`TaskBuilder::build`] checks extents.
+    /// [`BuildError::Tensor`] for a tensor of another task, an overflowing offset, or one in the middle of a block;
+    /// [`BuildError::View`] for a view that leaves the tensor's memory.
     pub fn view(&mut self, of: TensorId, desc: TensorDesc, offset: usize) -> Result<TensorId, BuildError> {
         self.inner.view(of, desc, offset)
     }
@@ -248,15 +246,18 @@ impl TaskBuilder {
     /// `ggml_permute`.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] when `axes` is not a permutation.
+    /// [`BuildError::Desc`] when `axes` is not a permutation, or moves dimension 0 of a type with blocks.
     pub fn permute(&mut self, of: TensorId, axes: [usize; DIMS]) -> Result<TensorId, BuildError> {
         let desc = self.desc(of)?.permuted(axes)?;
         self.view(of, desc, 0)
     }
 
-    /// Names a tensor, for error messages, printed plans and observers.
+    /// Names a tensor, for error messages, printed plans and observers. A tensor of another task gets no name.
     pub fn name(&mut self, id: TensorId, name: impl Into<String>) {
-        let at = id.0 as usize;
+        if self.tensor(id).is_none() {
+            return;
+        }
+        let at = id.index();
         if self.names.len() <= at {
             self.names.resize(at + 1, String::new());
         }
@@ -266,7 +267,7 @@ impl TaskBuilder {
     /// Declares a tensor as an output: it can be read after a run, and nothing overwrites its memory until the next run.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown tensor or an input.
+    /// [`BuildError::Tensor`] for a tensor of another task or an input.
     pub fn output(&mut self, id: TensorId) -> Result<(), BuildError> {
         self.desc(id)?;
         let slot = self.tensor(id).and_then(|t| t.place).map_or(usize::MAX, |p| p.slot as usize);
@@ -293,10 +294,10 @@ impl TaskBuilder {
         (self.collective_groups.len() - 1) as u32
     }
 
-    /// Finishes the task. The graph passes the same validation as a graph received from a client.
+    /// Finishes the task.
     ///
     /// # Errors
-    /// [`BuildError::Graph`] when a node is invalid; [`BuildError::Tensor`] when two stored tensors share memory.
+    /// [`BuildError::Tensor`] when two stored tensors share memory.
     pub fn build(self) -> Result<Task, BuildError> {
         check_disjoint(&self.storage)?;
         let mut outputs = vec![false; self.storage.len()];
@@ -307,7 +308,7 @@ impl TaskBuilder {
                 seen.push(id);
             }
         }
-        let graph = self.inner.build_with_use_counts(&seen)?;
+        let graph = self.inner.build_with_use_counts(&seen);
         Ok(Task {
             graph: Arc::new(graph),
             storage: self.storage,
@@ -321,9 +322,6 @@ impl TaskBuilder {
     /// Checks that the sources are tensors of this task, and that a source which only names the memory to write is in the
     /// destination's slot. Must run before the node's tensor is added: an error later leaves no tensor behind.
     fn check_sources(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
-        if srcs.len() > MAX_SRC {
-            return Err(BuildError::Tensor("a node has at most 10 sources"));
-        }
         if let Op::Collective(collective) = op
             && collective.group as usize >= self.collective_groups.len()
         {
@@ -332,14 +330,22 @@ impl TaskBuilder {
         if (0..srcs.len()).any(|i| op.updates(i)) {
             return Err(BuildError::Tensor("the op changes a source, and a plan has one destination for each node"));
         }
-        if srcs.iter().flatten().any(|&id| self.tensor(id).is_none()) {
-            return Err(BuildError::Tensor("a source is an unknown tensor"));
-        }
         let of = |id: TensorId| self.tensor(id).and_then(|t| t.place).map(|p| p.slot as usize);
         let named = srcs.iter().enumerate().filter(|&(i, _)| op.writes_onto(i)).filter_map(|(_, id)| *id);
         let other = named.into_iter().any(|id| of(id) != slot || slot.is_none());
         let error = BuildError::Tensor("a source names memory to write that is not the destination's: use node_onto");
         if other { Err(error) } else { Ok(()) }
+    }
+
+    /// The error with the names of the sources.
+    fn with_names(&self, srcs: &[Option<TensorId>], error: BuildError) -> BuildError {
+        let BuildError::Node(mut node) = error else { return error };
+        for (text, id) in node.sources.iter_mut().zip(srcs) {
+            if let Some(name) = id.and_then(|id| self.names.get(id.index())).filter(|name| !name.is_empty()) {
+                *text = format!("{name:?}");
+            }
+        }
+        BuildError::Node(node)
     }
 
     fn add_leaf(

@@ -232,7 +232,7 @@ impl Draft {
                 }
             };
         }
-        let graph = builder.build()?;
+        let graph = builder.build();
         let mut memory = vec![0xa5; graph.slot_sizes().iter().sum()];
         for (leaf, bytes) in inputs {
             let place = graph.tensor(leaf).and_then(|t| t.place).ok_or_else(|| unknown.clone())?;

@@ -40,6 +40,14 @@ pub enum DescError {
         /// The requested shape.
         to: [usize; DIMS],
     },
+    /// A permutation that moves dimension 0 of a type with blocks, which lie along it.
+    #[error("{axes:?} moves dimension 0 of a {dtype} tensor, along which its blocks lie")]
+    MovedBlocks {
+        /// Element type.
+        dtype: DType,
+        /// The requested axes.
+        axes: [usize; DIMS],
+    },
     /// Axes that are no permutation of 0 to 3.
     #[error("{0:?} is not a permutation of the dimensions 0 to 3")]
     Permute([usize; DIMS]),
@@ -119,7 +127,8 @@ impl TensorDesc {
     /// The tensor with permuted dimensions: dimension `i` becomes dimension `axes[i]`, as in ggml's `permute`.
     ///
     /// # Errors
-    /// [`DescError::Permute`] when `axes` is not a permutation; [`DescError::PartialBlock`] when rows of blocks would be split.
+    /// [`DescError::Permute`] when `axes` is not a permutation; [`DescError::MovedBlocks`] when dimension 0 of a type with blocks
+    /// would become another dimension.
     pub fn permuted(&self, axes: [usize; DIMS]) -> Result<Self, DescError> {
         let (mut ne, mut nb) = ([0; DIMS], [usize::MAX; DIMS]);
         for (from, &to) in axes.iter().enumerate() {
@@ -127,6 +136,9 @@ impl TensorDesc {
                 return Err(DescError::Permute(axes));
             }
             (ne[to], nb[to]) = (self.ne[from], self.nb[from]);
+        }
+        if self.dtype.is_block() && axes[0] != 0 {
+            return Err(DescError::MovedBlocks { dtype: self.dtype, axes });
         }
         Self::strided(self.dtype, ne, nb)
     }

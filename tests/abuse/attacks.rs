@@ -203,7 +203,7 @@ fn write_columns_far_apart(address: &str, until: Instant) -> Result<u64> {
     let mut leaf = |ne| builder.leaf(DType::F32, ne).map_err(Error::other);
     let (a, b) = (leaf([8, 1 << 19, 1, 1])?, leaf([8, FAR_COLUMNS, 1, 1])?);
     let product = builder.node(MulMat::PLAIN, &[Some(a), Some(b)]).map_err(Error::other)?;
-    let graph = builder.build().map_err(Error::other)?;
+    let graph = builder.build();
     rounds(until, || {
         let mut client = Session::connect(address)?;
         // The memory of the round before is freed after its connection has ended.
@@ -232,7 +232,7 @@ fn process_long_rows(address: &str, until: Instant) -> Result<u64> {
     node(Rope::new(RopeMode::Neox, 1 << 20).into(), &[rotated, positions])?;
     let result = node(Sort::Argsort { descending: true }.into(), &[sorted])?;
     let mut client = Session::connect(address)?;
-    let graph = WireGraph::new(&builder.build().map_err(Error::other)?, |size| client.alloc_or_fail(size))?;
+    let graph = WireGraph::new(&builder.build(), |size| client.alloc_or_fail(size))?;
     let mut random = fastrand::Rng::with_seed(1);
     let values: Vec<u8> = (0..1 << 21).flat_map(|_| random.f32().to_le_bytes()).collect();
     client.send(&graph.write(sorted, &values))?;

@@ -121,7 +121,7 @@ pub(crate) fn compute_until(stop: &AtomicBool, address: &str) -> Latencies {
         let x = builder.leaf(DType::F32, [1 << 22, 1, 1, 1]).map_err(Error::other)?;
         let y = builder.node(Unary::Kind(UnaryKind::Silu), &[Some(x)]).map_err(Error::other)?;
         let mut session = Session::connect(address)?;
-        let graph = WireGraph::new(&builder.build().map_err(Error::other)?, |size| session.alloc_or_fail(size))?;
+        let graph = WireGraph::new(&builder.build(), |size| session.alloc_or_fail(size))?;
         let messages = [graph.compute()?, graph.read(y, 4)].concat();
         while !stop.load(Ordering::Relaxed) {
             let since = Instant::now();

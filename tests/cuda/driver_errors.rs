@@ -51,7 +51,7 @@ impl Layer {
         let h = b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(h)]).unwrap();
         let h = b.node(MulMat::PLAIN, &[Some(down), Some(h)]).unwrap();
         let result = b.node(DOUBLE, &[Some(h)]).unwrap();
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let buffer = fixture.buffer(0, graph.slot_sizes()[0] as u64);
         Layer { graph, values, result, buffer, queue: fixture.queue(0) }
     }

@@ -92,7 +92,7 @@ pub fn chain(n: usize, ops: &[Unary]) -> Arc<Graph> {
         let onto = b.view(x, desc, 0).unwrap();
         last = b.node_into(op, &[Some(last)], onto).unwrap();
     }
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 /// A softmax of one row, which one block computes, between two short nodes: three segments on a GPU with 1024
@@ -111,7 +111,7 @@ pub fn long_node_before(short: usize) -> Arc<Graph> {
     for _ in 0..short {
         last = b.node(DOUBLE, &[Some(last)]).unwrap();
     }
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 pub const DOUBLE: Unary = Unary::Scale { scale: 2.0, bias: 0.0 };

@@ -62,7 +62,7 @@ impl Layer {
         let swiglu = Glu { kind: GluKind::Swiglu, swapped: false };
         let gated = b.node(swiglu, &[Some(gate), Some(up)]).unwrap();
         let down = product(&mut b, 5, gated);
-        let graph = b.build().unwrap();
+        let graph = b.build();
         let slot = |id: TensorId| graph.tensor(id).unwrap().place.unwrap().slot as usize;
         let bytes = |(i, [k, m]): (usize, [usize; 2])| weights(dtype, [k, m, 1, 1], i as u64);
         let weights = shapes.into_iter().enumerate().map(|of| (slot(leaves[of.0]), of.1, bytes(of))).collect();
@@ -138,7 +138,7 @@ fn set_row(layer: &Layer, weight: usize, device: &dyn Device, queue: &mut dyn Qu
     let ids = b.leaf(I32, [1, 1, 1, 1]).unwrap();
     let onto = b.view(table, b.tensor(table).unwrap().desc, 0).unwrap();
     b.node_into(Rows::SetRows, &[Some(row), Some(ids), Some(table)], onto).unwrap();
-    let program = device.prepare(Arc::new(b.build().unwrap())).unwrap();
+    let program = device.prepare(Arc::new(b.build())).unwrap();
     let mut regions = vec![region.clone()];
     for bytes in [bytes_of(&noise(ROW_SEED, k)), ROW.to_le_bytes().to_vec()] {
         let buffer = device.alloc(bytes.len() as u64, &MemoryBudget::new(1 << 20)).unwrap();
@@ -252,7 +252,7 @@ fn a_product_of_one_row_is_fused_with_others() {
         let leaves = [1, 48, 17].map(|m| (m, b.leaf(dtype, [k, m, 1, 1]).unwrap()));
         let x = b.leaf(F32, [k, n, 1, 1]).unwrap();
         let results = leaves.map(|(_, leaf)| b.node(MulMat::PLAIN, &[Some(leaf), Some(x)]).unwrap());
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let slot = |id: TensorId| graph.tensor(id).unwrap().place.unwrap().slot as usize;
         let run = |device: &dyn Device, queue: &mut dyn Queue| {
             let budget = MemoryBudget::new(1 << 30);
@@ -295,7 +295,7 @@ fn a_swiglu_over_its_columns_is_right() {
         [gate, up].into_iter().for_each(|id| b.set_use_count(id, 1).unwrap());
         let onto = b.view(x, b.tensor(gate).unwrap().desc, 0).unwrap();
         b.node_into(Glu { kind: GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)], onto).unwrap();
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let slot = |id: TensorId| graph.tensor(id).unwrap().place.unwrap().slot as usize;
         let run = |device: &dyn Device, queue: &mut dyn Queue, before_run: &mut dyn FnMut()| {
             let budget = MemoryBudget::new(1 << 30);

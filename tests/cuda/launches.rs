@@ -237,7 +237,7 @@ impl Layer {
     }
 
     fn build(mut self) -> BuiltLayer {
-        let graph = Arc::new(std::mem::take(&mut self.b).build().unwrap());
+        let graph = Arc::new(std::mem::take(&mut self.b).build());
         BuiltLayer { graph, values: self.values, results: self.results }
     }
 }

@@ -18,7 +18,7 @@ fn mixed() -> Arc<Graph> {
     let y = b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
     let z = b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(y)]).unwrap();
     b.node(DOUBLE, &[Some(z)]).unwrap();
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 /// Programs that are prepared at the same time share the compilation of each module.

@@ -39,7 +39,7 @@ fn product(dtype: DType, ne: [usize; 4], n: usize) -> Arc<Graph> {
     let a = b.leaf(dtype, ne).unwrap();
     let x = b.leaf(F32, [ne[0], n, ne[2], ne[3]]).unwrap();
     b.node(MulMat::PLAIN, &[Some(a), Some(x)]).unwrap();
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 /// GET_ROWS of two rows of a weight (slot 0) by the ids in slot 1; the result is slot 2.
@@ -48,7 +48,7 @@ fn get_rows(dtype: DType, ne: [usize; 4]) -> Arc<Graph> {
     let a = b.leaf(dtype, ne).unwrap();
     let ids = b.leaf(I32, [2, 1, 1, 1]).unwrap();
     b.node(Rows::GetRows, &[Some(a), Some(ids)]).unwrap();
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 /// A program with a buffer for each slot, on one device.
@@ -378,7 +378,7 @@ fn what_a_program_writes_is_not_packed() {
     let onto = b.view(cache, desc, 0).unwrap();
     let written = b.node_into(Rows::SetRows, &[Some(columns), Some(ids), Some(cache)], onto).unwrap();
     b.node(MulMat::PLAIN, &[Some(written), Some(columns)]).unwrap();
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let weight = filled(&*device, &mut *gpu.queue, &weights(Q8_0, SHAPE, 1));
     let bound = Bound::new(&*device, &graph, &weight);
     (0..3).for_each(|_| bound.run(&mut *gpu.queue, &bytes_of(&noise(2, SHAPE[0]))));
@@ -403,7 +403,7 @@ fn views_of_a_packed_weight_are_read() {
         let x = b.leaf(F32, [1024, 1, 1, 1]).unwrap();
         let view = b.view(a, TensorDesc::contiguous(Q6_K, [1024, rows, 1, 1]).unwrap(), first * row).unwrap();
         b.node(MulMat::PLAIN, &[Some(view), Some(x)]).unwrap();
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let got = Bound::new(&*device, &graph, &weight).result(&mut *gpu.queue, &columns);
         assert_close(&got, &on_cpu(&graph, &bytes, &columns), &format!("{rows} rows from {first}"));
     };

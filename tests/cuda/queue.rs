@@ -351,7 +351,7 @@ fn a_long_run_keeps_its_buffers() {
     for _ in 0..20 {
         last = b.node(COSTLY, &[Some(last)]).unwrap();
     }
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let bytes: Vec<_> = graph.slot_sizes().iter().map(|&bytes| bytes as u64).collect();
     let (program, budget) = (fixture.program(0, &graph), MemoryBudget::new(MEMORY));
     let buffers: Vec<_> = bytes.iter().map(|&bytes| fixture.devices[0].alloc(bytes, &budget).unwrap()).collect();
@@ -414,7 +414,7 @@ fn misaligned_tensors_are_unsupported() {
         let desc = TensorDesc::strided(DType::F32, [4, 2, 1, 1], [4, nb1, 2 * nb1, 2 * nb1]).unwrap();
         let view = b.view(x, desc, offset).unwrap();
         b.node(DOUBLE, &[Some(view)]).unwrap();
-        fixture.devices[0].prepare(Arc::new(b.build().unwrap()))
+        fixture.devices[0].prepare(Arc::new(b.build()))
     };
     assert!(shifted(4, 20).is_ok());
     for (offset, nb1) in [(2, 16), (0, 18)] {
@@ -434,7 +434,7 @@ fn a_fault_fails_one_device_only() {
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [1 << 20, 1, 1, 1]).unwrap();
     b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
-    let endless = Arc::new(b.build().unwrap());
+    let endless = Arc::new(b.build());
     let long = fixture.buffer(0, endless.slot_sizes()[0] as u64);
     let (a, b) = (fixture.buffer(0, 256), fixture.buffer(1, 256));
     let (mut bad, mut bystander, mut good) = (fixture.queue(0), fixture.queue(0), fixture.queue(1));

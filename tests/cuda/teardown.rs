@@ -52,7 +52,7 @@ fn a_failure_reaches_the_queues_that_waited() {
     let table = b.leaf(DType::F32, [16, 4, 1, 1]).unwrap();
     let ids = b.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
     b.node(Rows::GetRows, &[Some(table), Some(ids)]).unwrap();
-    let rows = Arc::new(b.build().unwrap());
+    let rows = Arc::new(b.build());
     let id = rows.tensor(ids).unwrap().place.unwrap().offset as u64;
     for links in ["all", "none"] {
         let fixture = CudaFixture::new(&format!("CUDAEMU_DEVICES=3\nCUDAEMU_PEERS={links}"));
@@ -149,7 +149,7 @@ fn dropping_a_fallback_queue_ends_an_upload_of_its_thread() {
     b.node(DOUBLE, &[Some(view)]).unwrap();
     let cpu = CpuDevice::new("CPU0", 1, MathMode::Exact, MEMORY).unwrap();
     let device = Fallback::new(Arc::clone(&fixture.devices[0]) as Arc<dyn Device>, cpu);
-    let program = device.prepare(Arc::new(b.build().unwrap())).unwrap();
+    let program = device.prepare(Arc::new(b.build())).unwrap();
     let budget = MemoryBudget::new(2 << 20);
     let (buffer, mut queue) = (fixture.buffer(0, UPLOAD as u64), device.queue(&budget).unwrap());
     let bindings = whole_buffer(&fixture.buffer(0, program.graph().slot_sizes()[0] as u64));

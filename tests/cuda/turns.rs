@@ -246,7 +246,7 @@ fn a_failed_context_ends_all_waits() {
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [1 << 20, 1, 1, 1]).unwrap();
     b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
-    let endless = Arc::new(b.build().unwrap());
+    let endless = Arc::new(b.build());
     let light = chain(16, &[DOUBLE]);
     let mut bad = Session::new(&fixture, endless.slot_sizes()[0] as u64);
     let mut others: Vec<_> = (0..3).map(|_| Session::new(&fixture, 256)).collect();

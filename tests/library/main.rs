@@ -1,5 +1,5 @@
 //! Tests of the library's public interface on local devices: graph validation (`graph/`), the device contract (`device/`),
-//! the registry (`registry/`), and the generated tables of docs/ops.md (`ops_doc`).
+//! the registry (`registry/`), mistakes in building a task (`misuse`), and the generated tables of docs/ops.md (`ops_doc`).
 //!
 //! All are in one test binary, because each binary links all of fanout. Tests that need a process or an allocator of their own
 //! are in other binaries.
@@ -7,5 +7,6 @@
 
 mod device;
 mod graph;
+mod misuse;
 mod ops_doc;
 mod registry;

@@ -55,7 +55,7 @@ fn run(device: &Arc<CpuDevice>, dtype: DType, strided: bool, columns: usize) -> 
     let weights = b.leaf_with_desc(weights)?;
     let values = b.leaf(DType::F32, [ROW_ELEMENTS, columns, 1, 1])?;
     b.node(MulMat::PLAIN, &[Some(weights), Some(values)])?;
-    let graph = Arc::new(b.build()?);
+    let graph = Arc::new(b.build());
     let memory = device.alloc(graph.slot_sizes()[0] as u64, &budget)?;
     let bindings: Arc<[Region]> = Arc::from([memory.whole()]);
     let mut queue = device.queue(&budget)?;

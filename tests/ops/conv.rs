@@ -293,7 +293,7 @@ fn invalid_nodes_are_rejected() {
     let built = |op: Conv, srcs: [(DType, [usize; 4]); 2], dst: (DType, [usize; 4])| {
         let mut case = Case::new();
         let srcs = srcs.map(|(dtype, ne)| case.b.leaf(dtype, ne).ok());
-        case.b.node_with_output(op, &srcs, OutputSpec { dtype: dst.0, ne: dst.1 }).is_ok_and(|_| case.b.build().is_ok())
+        case.b.node_with_output(op, &srcs, OutputSpec { dtype: dst.0, ne: dst.1 }).is_ok()
     };
     let conv = Conv::Conv2d { axes: [one; 2] };
     let (kernel, image, out) = ((F32, [3, 2, 4, 7]), (F32, [6, 5, 4, 2]), (F32, [4, 4, 7, 2]));

@@ -246,7 +246,8 @@ fn invalid_nodes_are_rejected() {
     let built = |op: Im2col, srcs: [(DType, [usize; 4]); 2], dst: (DType, [usize; 4])| {
         let mut case = Case::new();
         let srcs = srcs.map(|(dtype, ne)| case.b.leaf(dtype, ne).ok());
-        case.b.node_with_output(op, &srcs, OutputSpec { dtype: dst.0, ne: dst.1 }).is_ok_and(|_| case.b.build().is_ok())
+        let count = Op::from(op).code().max_sources();
+        case.b.node_with_output(op, &srcs[..count], OutputSpec { dtype: dst.0, ne: dst.1 }).is_ok()
     };
     let one = ConvAxis::PLAIN;
     let plane = |axes| Im2col::Im2col { axes, two_d: true };

@@ -247,7 +247,7 @@ fn parameters_are_decoded() {
 fn is_valid(op: LinearAttn, shapes: &[[usize; 4]]) -> bool {
     let mut case = Case::new();
     let srcs: Vec<_> = shapes.iter().map(|&ne| Some(case.b.leaf(DType::F32, ne).unwrap())).collect();
-    case.b.node(op, &srcs).is_ok_and(|_| case.b.build().is_ok())
+    case.b.node(op, &srcs).is_ok()
 }
 
 #[test]

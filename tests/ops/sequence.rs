@@ -89,8 +89,8 @@ fn invalid_nodes_are_rejected() {
     let built = |op: Sequence, n: usize, ne: [usize; 4]| {
         let mut case = Case::new();
         let t = case.b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
-        case.b.node_with_output(op, &[Some(t)], OutputSpec { dtype: DType::F32, ne }).unwrap();
-        case.b.build().is_ok()
+        let count = Op::from(op).code().max_sources();
+        case.b.node_with_output(op, &[Some(t)][..count], OutputSpec { dtype: DType::F32, ne }).is_ok()
     };
     assert!(built(arange(0.0, 4.0, 1.0), 1, [4, 1, 1, 1]));
     assert!(!built(arange(0.0, 4.0, 1.0), 1, [5, 1, 1, 1]), "too long");
@@ -100,5 +100,5 @@ fn invalid_nodes_are_rejected() {
     let mut case = Case::new();
     let t = case.b.leaf(DType::F16, [3, 1, 1, 1]).unwrap();
     case.b.node(embedding, &[Some(t)]).unwrap();
-    assert!(devices()[0].device.prepare(case.b.build().unwrap().into()).is_err(), "F16");
+    assert!(devices()[0].device.prepare(case.b.build().into()).is_err(), "F16");
 }

@@ -65,7 +65,7 @@ fn invalid_nodes_are_rejected() {
     let build = |a: TensorDesc, b: TensorDesc| {
         let mut case = Case::new();
         let srcs = [a, b].map(|desc| Some(case.b.leaf_with_desc(desc).unwrap()));
-        case.b.node(SolveTri, &srcs).is_ok_and(|_| case.b.build().is_ok())
+        case.b.node(SolveTri, &srcs).is_ok()
     };
     let packed = |dtype, ne| TensorDesc::contiguous(dtype, ne).unwrap();
     let (a, b) = (packed(DType::F32, [4, 4, 2, 3]), packed(DType::F32, [5, 4, 2, 3]));

@@ -131,7 +131,7 @@ fn invalid_nodes_are_rejected() {
     let built = |op: Window, srcs: &[(DType, [usize; 4])], dst: (DType, [usize; 4])| {
         let mut case = Case::new();
         let srcs: Vec<_> = srcs.iter().map(|&(dtype, ne)| case.b.leaf(dtype, ne).ok()).collect();
-        case.b.node_with_output(op, &srcs, OutputSpec { dtype: dst.0, ne: dst.1 }).is_ok_and(|_| case.b.build().is_ok())
+        case.b.node_with_output(op, &srcs, OutputSpec { dtype: dst.0, ne: dst.1 }).is_ok()
     };
     let part = |columns, rows, size| Window::Part { columns, rows, size };
     let (image, parts) = ((F32, [3, 7, 5, 1]), (F32, [3, 4, 4, 4]));

@@ -44,7 +44,7 @@ fn doubling(n: usize) -> Arc<Graph> {
     let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
     let onto = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
     b.node_into(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 fn program(device: &Arc<dyn Device>, n: usize) -> (QueueFixture, Program) {
@@ -167,7 +167,7 @@ pub(crate) fn row_out_of_range(device: &Arc<dyn Device>, queue: &mut dyn Queue) 
     let mut b = Builder::new();
     let (rows, ids) = (b.leaf(DType::F32, [4, 3, 1, 1]).unwrap(), b.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
     b.node(Rows::GetRows, &[Some(rows), Some(ids)]).unwrap();
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     let bindings: Arc<[_]> =
         graph.slot_sizes().iter().map(|&bytes| device.alloc(bytes as u64, &budget()).unwrap().whole()).collect();
@@ -282,7 +282,7 @@ fn graphs_are_split_at_the_message_limit_of_the_server() {
         let onto = if i % 2 == 0 { b.view(x, desc, 0).unwrap() } else { shared };
         b.node_into(Binary::Add, &[Some(x), Some(one)], onto).unwrap();
     }
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     let mut fixture = QueueFixture::new(device, graph.slot_sizes()[0] as u64);
     let start: Vec<u8> = 1f32.to_le_bytes().repeat(fixture.buffer.bytes() as usize / 4);

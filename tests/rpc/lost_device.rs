@@ -126,7 +126,7 @@ impl LaunchWork {
         let desc = b.tensor(x).unwrap().desc;
         let onto = b.view(x, desc, 0).unwrap();
         b.node_into(Unary::Scale { scale: 2.0, bias: 0.0 }, &[Some(x)], onto).unwrap();
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
         let program = device.prepare(graph).unwrap();
         LaunchWork { queue: device.queue(&budget).unwrap(), buffer, program }

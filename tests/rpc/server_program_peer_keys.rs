@@ -189,7 +189,7 @@ fn groups_exchange_their_parts_over_tls() {
     let part = b.leaf(DType::F32, [N, 1, 1, 1]).unwrap();
     let op = Collective { kind: CollectiveKind::AllReduce, group: 1 };
     let sums = b.node_with_output(op, &[Some(part)], OutputSpec { dtype: DType::F32, ne: [N, 1, 1, 1] }).unwrap();
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let place = |id| {
         let tensor = graph.tensor(id).unwrap();
         (tensor.place.unwrap().offset as u64, tensor.desc.extent() as u64)

@@ -25,7 +25,7 @@ fn doubling(device: &dyn Device) -> Program {
     let x = b.leaf(DType::F32, [1, 1, 1, 1]).unwrap();
     let dst = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
     b.node_into(Binary::Add, &[Some(x), Some(x)], dst).unwrap();
-    device.prepare(Arc::new(b.build().unwrap())).unwrap()
+    device.prepare(Arc::new(b.build())).unwrap()
 }
 
 /// A device with a queue, memory and a program.
@@ -359,7 +359,7 @@ fn failures_are_sticky_and_propagate_through_points() {
     let (x, bias) = (builder.leaf(DType::F32, [4, 1, 1, 1]).unwrap(), builder.leaf(DType::F32, [4, 1, 1, 1]).unwrap());
     let ids = builder.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
     builder.node(Binary::AddId, &[Some(x), Some(bias), Some(ids)]).unwrap();
-    let graph = Arc::new(builder.build().unwrap());
+    let graph = Arc::new(builder.build());
     let memory = a.device.alloc(graph.slot_sizes()[0] as u64, &budget()).unwrap();
     a.queue.fill(memory.whole(), 0xfe).unwrap(); // ids that name no expert
     let filled = a.queue.mark();

@@ -167,7 +167,7 @@ mod tests {
         let mut b = Builder::new();
         let a = b.leaf(DType::F32, [256, 256, 1, 1]).unwrap();
         b.node(MulMat::PLAIN, &[Some(a), Some(a)]).unwrap();
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let budget = MemoryBudget::new(1 << 30);
         let memory = Device::alloc(&*device, graph.slot_sizes()[0] as u64, &budget).unwrap();
         let (program, bindings) = (Device::prepare(&*device, graph).unwrap(), Arc::from([memory.whole()]));

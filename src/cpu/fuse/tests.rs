@@ -81,7 +81,7 @@ impl Case {
     /// Compiles the graph with the fusion patterns, which must give `steps` steps. Runs it with and without the patterns: both
     /// must produce the same bytes, and the fused run must not write the intermediate tensors.
     fn check(mut self, what: &str, steps: usize) {
-        let graph = Arc::new(std::mem::take(&mut self.b).build().unwrap());
+        let graph = Arc::new(std::mem::take(&mut self.b).build());
         let mut count = 0;
         let counted = select_kernels(&graph, FUSION_PATTERNS, exact, kernel, |_| {
             count += 1;

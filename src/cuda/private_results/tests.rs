@@ -44,7 +44,7 @@ fn draft(rows: usize, readers: usize) -> Draft {
 
 /// Places of the second product and of its view, if the product is private, and the bytes of the slot.
 fn private_places(draft: Draft) -> Option<([SlotOffset; 2], u64)> {
-    let (graph, bytes) = with_private_results(&draft.b.build().unwrap())?;
+    let (graph, bytes) = with_private_results(&draft.b.build())?;
     Some(([draft.second, draft.view].map(|id| graph.tensor(id).unwrap().place.unwrap()), bytes))
 }
 
@@ -72,7 +72,7 @@ fn a_result_that_others_may_read_stays_in_the_clients_memory() {
         ("an output", {
             let mut b = draft(K, 1);
             // Without a use count.
-            let graph = std::mem::take(&mut b.b).build().unwrap();
+            let graph = std::mem::take(&mut b.b).build();
             let (readers, slots) = (vec![9; graph.tensors().len()], graph.slot_sizes().to_vec());
             let outputs = graph.subgraph(0..graph.nodes().len(), &readers, slots, |t| t.place);
             with_private_results(&outputs).map(|_| ([SlotOffset { slot: 0, offset: 0 }; 2], 0))
@@ -95,7 +95,7 @@ fn a_result_that_others_may_read_stays_in_the_clients_memory() {
             let mut d = draft(K, 1);
             let far = d.b.leaf(F32, [K, 1, 1, 1]).unwrap();
             let place = d.b.tensor(far).unwrap().place.unwrap();
-            let graph = std::mem::take(&mut d.b).build().unwrap().with_places([(d.view, place)]);
+            let graph = std::mem::take(&mut d.b).build().with_places([(d.view, place)]);
             with_private_results(&graph).map(|_| ([place; 2], 0))
         }),
         ("a result that is changed in place, and read again", {
@@ -131,5 +131,5 @@ fn products_that_are_not_in_each_others_way_stay_in_the_clients_memory() {
         b.set_use_count(product, 1).unwrap();
         b.node(Unary::Sqr, &[Some(product)]).unwrap();
     }
-    assert!(with_private_results(&b.build().unwrap()).is_none());
+    assert!(with_private_results(&b.build()).is_none());
 }

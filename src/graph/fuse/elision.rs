@@ -23,12 +23,12 @@ impl Lifetimes {
         for (index, node) in graph.nodes().iter().enumerate() {
             for src in node.srcs.into_iter().flatten() {
                 for id in [Some(src), graph.tensor(src).and_then(|t| t.view_of)].into_iter().flatten() {
-                    if let Some(last) = last_reader.get_mut(id.0 as usize) {
+                    if let Some(last) = last_reader.get_mut(id.index()) {
                         *last = Some(index);
                     }
                 }
             }
-            if let Some(first) = producer.get_mut(node.dst.0 as usize) {
+            if let Some(first) = producer.get_mut(node.dst.index()) {
                 *first = Some(index);
             }
         }
@@ -40,7 +40,7 @@ impl Lifetimes {
     fn is_dead_after(&self, graph: &Graph, id: TensorId, index: usize) -> bool {
         let mut id = id;
         for _ in 0..MAX_CHAIN {
-            let at = id.0 as usize;
+            let at = id.index();
             let Some(tensor) = graph.tensor(id) else { return false };
             let here = tensor.use_count.is_some() && tensor.use_count.as_ref() == self.readers.get(at);
             let last = self.last_reader.get(at).copied().flatten();
@@ -67,7 +67,7 @@ impl Candidate<'_> {
     /// Whether a node of the graph computes the tensor, or the one that it is a view of.
     pub(super) fn is_computed(&self, id: TensorId) -> bool {
         let viewed = self.graph.tensor(id).and_then(|tensor| tensor.view_of);
-        let producer = |id: TensorId| self.lifetimes.producer.get(id.0 as usize).copied().flatten();
+        let producer = |id: TensorId| self.lifetimes.producer.get(id.index()).copied().flatten();
         producer(viewed.unwrap_or(id)).or(producer(id)).is_some()
     }
 
@@ -78,7 +78,7 @@ impl Candidate<'_> {
         let id = self.nodes[k].dst;
         let (Some(result), Some(read)) = (self.graph.tensor(id), self.graph.tensor(reader)) else { return false };
         let readers = &self.lifetimes.readers;
-        let only = |id: TensorId, uses: Option<u32>| uses == Some(1) && readers.get(id.0 as usize) == Some(&1);
+        let only = |id: TensorId, uses: Option<u32>| uses == Some(1) && readers.get(id.index()) == Some(&1);
         let viewed = || {
             let packed = result.desc.is_contiguous() && read.desc.is_contiguous();
             let same = result.place == read.place && result.desc.dtype() == read.desc.dtype();

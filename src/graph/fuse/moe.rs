@@ -66,7 +66,7 @@ pub(super) fn expert_sum(c: &Candidate<'_>) -> Option<FusionMatch> {
         [x, w, product, dst].into_iter().all(|id| c.desc(id).is_some_and(|t| t.is_contiguous() && t.dtype() == F32));
     let all = c.graph.tensor(product)?;
     let only = all.use_count == u32::try_from(used).ok()
-        && c.lifetimes.readers.get(product.0 as usize).copied() == u32::try_from(used).ok()
+        && c.lifetimes.readers.get(product.index()).copied() == u32::try_from(used).ok()
         && c.has_own_memory(0);
     // The products of an expert: a view with one reader.
     let is_part = |id: TensorId, expert: usize| {

@@ -93,7 +93,7 @@ fn random_graph(rng: &mut fastrand::Rng, nodes: usize) -> Graph {
         };
         results.push((done, at));
     }
-    b.build().unwrap()
+    b.build()
 }
 
 /// Runs a node on memory in which each element holds a hash of the values from which it was computed.

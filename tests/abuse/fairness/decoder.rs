@@ -141,7 +141,7 @@ impl Model {
         }
         let normed = t.norm(x, self.hidden)?;
         let logits = t.product(self.vocabulary, normed)?;
-        Ok(TokenGraph { graph: t.b.build()?, weights: t.weights, factors: t.factors, logits })
+        Ok(TokenGraph { graph: t.b.build(), weights: t.weights, factors: t.factors, logits })
     }
 }
 

@@ -140,7 +140,7 @@ fn products(nodes: usize, dtype: DType, [k, rows, columns]: [usize; 3]) -> Resul
 
 /// Places a graph in new buffers of `session`.
 fn place(session: &mut Session, b: Builder) -> Result<WireGraph> {
-    WireGraph::new(&b.build().map_err(Error::other)?, |size| session.alloc_or_fail(size))
+    WireGraph::new(&b.build(), |size| session.alloc_or_fail(size))
 }
 
 /// A GRAPH_COMPUTE, and a GET_TENSOR of the first bytes of `result`.
@@ -232,7 +232,7 @@ fn run_small_graphs_in_queues(load: &Load<'_>) -> Result<()> {
     const GRAPHS: usize = 50;
     let mut queues = Queues::open(load, 8)?;
     let (b, _) = products(4, DType::F32, [256, 256, 8])?;
-    let graph = b.build().map_err(Error::other)?;
+    let graph = b.build();
     let session = &mut queues.session;
     let wire = WireGraph::new(&graph, |size| {
         let buffer = session.alloc(size)?;

@@ -47,7 +47,7 @@ fn graph_with_scratch() -> Arc<Graph> {
     let (a, x) = (b.leaf(DType::Q4_K, [512, 512, 1, 1]).unwrap(), b.leaf(DType::F32, [512, 40, 1, 1]).unwrap());
     let y = b.node(MulMat::PLAIN, &[Some(a), Some(x)]).unwrap();
     b.node(SoftMax { scale: 0.1, max_bias: 0.0 }, &[Some(y)]).unwrap();
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn sums(n: usize, nodes: usize) -> Arc<Graph> {
         let onto = b.view(ends[(node + 1) % 2], desc, 0).unwrap();
         last = b.node_into(Reduce::Cumsum, &[Some(last)], onto).unwrap();
     }
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 /// A program of seconds ends its turn when another session has work, between steps that workers share and between steps that one

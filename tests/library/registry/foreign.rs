@@ -29,7 +29,7 @@ fn graph(square: bool) -> (Arc<Graph>, [TensorId; 3]) {
         z = b.node(Unary::Sqr, &[Some(z)]).unwrap();
         z = b.node(Binary::Add, &[Some(z), Some(x)]).unwrap();
     }
-    (Arc::new(b.build().unwrap()), [x, y, z])
+    (Arc::new(b.build()), [x, y, z])
 }
 
 fn region(graph: &Graph, buffer: &Buffer, id: TensorId) -> Region {

@@ -87,7 +87,7 @@ fn large_batches_are_offloaded_to_the_gpu() {
             for n in [1, 2, 31, 32, 33, 512] {
                 let mut b = Builder::new();
                 make(&mut b, n);
-                let graph = b.build().unwrap();
+                let graph = b.build();
                 let node = graph.node_view(graph.nodes().last().unwrap()).unwrap();
                 let want = if by_batch && n >= 32 { Support::Offload } else { Support::Yes };
                 for device in &devices {
@@ -108,7 +108,7 @@ fn nodes_that_fall_back_are_not_offloaded() {
         let desc = fanout::tensor::TensorDesc::contiguous(F32, [K, 64, 1, 1]).unwrap();
         let odd = b.view(x, desc, 2).unwrap();
         b.node(Norm::RmsNorm { eps: 1e-6 }, &[Some(odd)]).unwrap();
-        let graph = b.build().unwrap();
+        let graph = b.build();
         let node = graph.node_view(&graph.nodes()[0]).unwrap();
         for (fallback, runs) in [(true, true), (false, false)] {
             let device = registry.entries()[0].open(&small().with_fallback(fallback)).unwrap();

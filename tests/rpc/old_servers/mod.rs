@@ -92,7 +92,7 @@ fn network(version: &str) -> (Graph, TensorId) {
         y = b.node(Unary::Kind(UnaryKind::Expm1), &[Some(y)]).unwrap();
     }
     y = b.node(CopyOp::Cont, &[Some(y)]).unwrap();
-    (b.build().unwrap(), y)
+    (b.build(), y)
 }
 
 /// Runs the network of a version on a device. Returns the bytes of its slots, which include the result.
@@ -189,7 +189,7 @@ fn points_can_be_waited_for_in_any_order() {
         let x = b.leaf(DType::F32, [16, 1, 1, 1]).unwrap();
         let onto = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
         b.node_into(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget()).unwrap();
         let program = device.prepare(graph).unwrap();
         let mut queues = [0; 2].map(|_| device.queue(&budget()).unwrap());
@@ -230,7 +230,7 @@ fn features_that_a_version_lacks_are_reported_as_unsupported() {
             let mut b = Builder::new();
             let x = b.leaf(DType::F32, [16, 1, 1, 1]).unwrap();
             b.node(scale(bias), &[Some(x)]).unwrap();
-            let graph = Arc::new(b.build().unwrap());
+            let graph = Arc::new(b.build());
             let support = old.device().support(graph.node_view(&graph.nodes()[0]).unwrap());
             let prepared = old.device().prepare(Arc::clone(&graph));
             assert_eq!((support.runs(), prepared.is_ok()), (supported, supported), "{}: {bias}", version.name);
@@ -248,7 +248,7 @@ fn features_that_a_version_lacks_are_reported_as_unsupported() {
     let weights = b.leaf(DType::NVFP4, [64, 4, 1, 1]).unwrap();
     let wide = b.leaf(DType::F32, [64, 1, 1, 1]).unwrap();
     b.node(MulMat::PLAIN, &[Some(weights), Some(wide)]).unwrap();
-    let graph = b.build().unwrap();
+    let graph = b.build();
     for (node, lacks) in graph.nodes().iter().zip(["FILL", "NVFP4"]) {
         match old.device().support(graph.node_view(node).unwrap()) {
             Support::No(no) => assert!(no.reason.contains("3.0.0") && no.reason.contains(lacks), "{}", no.reason),

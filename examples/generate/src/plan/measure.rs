@@ -320,7 +320,7 @@ fn product(weight: DType, k: usize, rows: usize, columns: usize) -> anyhow::Resu
     let weights = b.leaf(weight, [k, rows, 1, 1])?;
     let x = b.leaf(DType::F32, [k, columns, 1, 1])?;
     b.node(MulMat::PLAIN, &[Some(weights), Some(x)])?;
-    Ok(b.build()?)
+    Ok(b.build())
 }
 
 /// `nodes` sums of `width` elements, each of which reads the one before it.
@@ -331,7 +331,7 @@ fn sums(width: usize, nodes: usize) -> anyhow::Result<Graph> {
     for _ in 0..nodes {
         sum = b.node(Binary::Add, &[Some(sum), Some(x)])?;
     }
-    Ok(b.build()?)
+    Ok(b.build())
 }
 
 /// Times programs on a queue of a device.

@@ -127,7 +127,7 @@ impl SampleBlock {
         for _ in 0..blocks {
             x = BlockBuilder { b: &mut b, block: self, batch, positions, norm }.block(x)?;
         }
-        Ok((b.build()?, 4 * columns as u64))
+        Ok((b.build(), 4 * columns as u64))
     }
 }
 

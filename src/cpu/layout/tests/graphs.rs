@@ -109,7 +109,7 @@ fn cache_graphs() -> CacheGraphs {
     let desc = g.tensor(cache).unwrap().desc;
     let onto = g.view(cache, desc, 0).unwrap();
     g.node_into(Rows::SetRows, &[Some(row), Some(ids), Some(cache)], onto).unwrap();
-    let written = Arc::new(g.build().unwrap());
+    let written = Arc::new(g.build());
     CacheGraphs { written, row, ids, read: product_graph(DType::Q8_0, |_, _| ()) }
 }
 
@@ -167,7 +167,7 @@ fn experts_are_packed_as_one_stack() {
     let third = g.view(a, plane, 3 * plane.extent()).unwrap();
     let b = g.leaf(DType::F32, [K, 1, 1, 1]).unwrap();
     let d = g.node(MulMat::PLAIN, &[Some(third), Some(b)]).unwrap();
-    let graph = Arc::new(g.build().unwrap());
+    let graph = Arc::new(g.build());
     let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(4));
     let (buffer, plain) = (fixture.buffer(graph.slot_sizes()[0]), fixture.buffer(graph.slot_sizes()[0]));
     let program = fixture.program(&graph);
@@ -197,7 +197,7 @@ fn experts_uploaded_one_by_one_stay_packed() {
     let a = g.leaf(DType::Q8_0, [K, 64, EXPERTS, 1]).unwrap();
     let (b, ids) = (g.leaf(DType::F32, [K, 1, 3, 1]).unwrap(), g.leaf(DType::I32, [2, 3, 1, 1]).unwrap());
     g.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
-    let graph = Arc::new(g.build().unwrap());
+    let graph = Arc::new(g.build());
     let expert = TensorDesc::contiguous(DType::Q8_0, [K, 64, 1, 1]).unwrap();
     for packed in [0..EXPERTS, 0..0, 0..3, 3..5, 5..EXPERTS] {
         let mut fixture = Fixture::new();
@@ -239,7 +239,7 @@ fn small_or_unaligned_tensors_are_not_packed() {
         let mut g = Builder::new();
         let (a, b) = (g.leaf(dtype, ne).unwrap(), g.leaf(DType::F32, [K, 1, 1, 1]).unwrap());
         g.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
-        let graph = Arc::new(g.build().unwrap());
+        let graph = Arc::new(g.build());
         let mut fixture = Fixture::new();
         let (buffer, program) = (fixture.buffer(graph.slot_sizes()[0]), fixture.program(&graph));
         fixture.run(&program, &buffer);

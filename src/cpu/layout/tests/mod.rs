@@ -194,14 +194,14 @@ fn product_graph(dtype: DType, more: impl FnOnce(&mut Builder, TensorId)) -> Pro
     let b = g.leaf(DType::F32, [K, 2, 1, 1]).unwrap();
     let c = g.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
     more(&mut g, a);
-    ProductGraph { graph: Arc::new(g.build().unwrap()), a, c }
+    ProductGraph { graph: Arc::new(g.build()), a, c }
 }
 
 /// Fills the leaves of a graph: F32 and quantised tensors with random numbers, I32 tensors with indices below `below`.
 fn fill(fixture: &mut Fixture, buffer: &Buffer, graph: &Graph, rng: &mut Rng, below: i32) {
     let computed: Vec<_> = graph.nodes().iter().map(|n| n.dst).collect();
     for (i, t) in graph.tensors().iter().enumerate() {
-        if computed.contains(&TensorId(i as u32)) {
+        if computed.contains(&graph.id(i)) {
             continue;
         }
         let bytes = match t.desc.dtype() {

@@ -58,7 +58,7 @@ fn layer(ff: usize) -> Graph {
     let both = b.node(Glu { kind: GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)]).unwrap();
     let down = product(&mut b, both, ff, WIDTH);
     b.node(Binary::Add, &[Some(down), Some(x)]).unwrap();
-    b.build().unwrap()
+    b.build()
 }
 
 /// Barriers that the leader passes in a run of a graph.

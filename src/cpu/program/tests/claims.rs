@@ -177,7 +177,7 @@ fn rows_that_are_too_long_for_a_claim_are_refused() {
     let compiles = |n: usize, build: fn(&mut Case, usize)| {
         let mut case = Case::default();
         build(&mut case, n);
-        CpuProgram::new(&Arc::new(case.b.build().unwrap()), MathMode::Fast, 1).is_ok()
+        CpuProgram::new(&Arc::new(case.b.build()), MathMode::Fast, 1).is_ok()
     };
     type Limit = (usize, fn(&mut Case, usize));
     let limits: &[Limit] = &[
@@ -314,7 +314,7 @@ fn kernels_write_only_to_memory_that_has_pages() {
         let mut case = Case::default();
         build(&mut case);
         let leaves = std::mem::take(&mut case.leaves);
-        let graph = Arc::new(case.b.build().unwrap());
+        let graph = Arc::new(case.b.build());
         let bytes = graph.slot_sizes()[0];
         let budget = MemoryBudget::new(1 << 30);
         let device = CpuDevice::new("CPU", 1, MathMode::Fast, 1 << 30).unwrap();

@@ -99,7 +99,7 @@ impl Layer {
         let spec = OutputSpec { dtype: DType::F32, ne: [parts, ROWS, 1, 1] };
         let gathered = b.node_with_output(gather, &[Some(part)], spec).unwrap();
         let out = b.node(Binary::Add, &[Some(total), Some(sum)]).unwrap();
-        Layer { graph: Arc::new(b.build().unwrap()), x, part, gathered, out }
+        Layer { graph: Arc::new(b.build()), x, part, gathered, out }
     }
 }
 
@@ -197,7 +197,7 @@ fn pieces_have_the_bits_of_the_sum() {
             let spec = OutputSpec { dtype: DType::F32, ne: piece_ne };
             let dst = b.node_with_output(op, &[Some(part)], spec).unwrap();
             let on = device(&format!("CPU{rank}"), 1 + rank % 2, MathMode::Exact);
-            let mut queue = Rank::new(&on, &Arc::new(b.build().unwrap()), member);
+            let mut queue = Rank::new(&on, &Arc::new(b.build()), member);
             let bytes: Vec<u8> = match dtype {
                 DType::BF16 => parts[rank].iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
                 _ => parts[rank].iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -224,7 +224,7 @@ fn sums(n: usize, rounds: usize) -> (Arc<Graph>, TensorId) {
         let next = b.view(x, desc, 0).unwrap();
         b.node_into(Collective { kind: CollectiveKind::AllReduce, group: 1 }, &[Some(x)], next).unwrap();
     }
-    (Arc::new(b.build().unwrap()), x)
+    (Arc::new(b.build()), x)
 }
 
 /// Clients whose ranks 0 are on different devices: whatever the order in which their programs are submitted, none waits for a
@@ -336,7 +336,7 @@ fn a_rank_that_is_missing_fails_the_others_by_name() {
                 let (rows, ids) =
                     (b.leaf(DType::F32, [4, 1, 1, 1]).unwrap(), b.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
                 b.node(Rows::GetRows, &[Some(rows), Some(ids)]).unwrap();
-                let graph = Arc::new(b.build().unwrap());
+                let graph = Arc::new(b.build());
                 let device = device("CPU9", 1, MathMode::Exact);
                 rank.program = device.prepare(graph).unwrap();
                 rank.queue.fill(rank.buffer.whole(), 1).unwrap();
@@ -371,7 +371,7 @@ fn a_program_of_an_unknown_group_is_refused_and_the_queue_stays_usable() {
     let y = b.leaf(DType::F32, [10, 1, 1, 1]).unwrap();
     b.node(Collective { kind: CollectiveKind::AllReduce, group: 2 }, &[Some(y)]).unwrap();
     let device = device("CPU", 1, MathMode::Exact);
-    let program = device.prepare(Arc::new(b.build().unwrap())).unwrap();
+    let program = device.prepare(Arc::new(b.build())).unwrap();
     let whole = device.alloc(1 << 10, &budget()).unwrap().whole();
     let refused = rank.queue.run(&program, &Arc::from([whole.clone()]));
     assert!(matches!(refused, Err(DeviceError::Misuse(text)) if text.contains("not joined")), "{refused:?}");

@@ -56,7 +56,7 @@ impl Case {
 
     /// The graph, and its memory before a run.
     pub(super) fn build(self) -> (Arc<Graph>, Vec<u8>) {
-        let graph = Arc::new(self.b.build().unwrap());
+        let graph = Arc::new(self.b.build());
         let mut memory = vec![0xa5; graph.slot_sizes()[0]];
         for (id, bytes) in &self.leaves {
             let at = graph.tensor(*id).unwrap().place.unwrap().offset;
@@ -353,7 +353,7 @@ fn runs_without_pauses_pass_no_additional_barrier() {
     for _ in 0..6 {
         x = b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
     }
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     let (barriers, steps) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
     let code = CpuProgram::with_patterns(&graph, 2, &[], |_| {
         let (step, barriers) = (steps.fetch_add(1, Ordering::Relaxed), Arc::clone(&barriers));

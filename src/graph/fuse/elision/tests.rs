@@ -56,7 +56,7 @@ impl Draft {
             kernels.push(call.nodes.len());
             Ok::<_, ()>(())
         };
-        select_kernels(&self.0.build().unwrap(), FUSION_PATTERNS, select, |_, _| Some(()), emit).unwrap();
+        select_kernels(&self.0.build(), FUSION_PATTERNS, select, |_, _| Some(()), emit).unwrap();
         kernels
     }
 }

@@ -131,7 +131,7 @@ fn conversion_graph(key: ProgramKey, wire: DType) -> Result<Graph, BuildError> {
     let tensor = add_tensor(&mut builder, key)?;
     let scratch = builder.leaf(wire, key.ne)?;
     builder.node_into(CopyOp::Cpy, &[Some(tensor)], scratch)?;
-    builder.build()
+    Ok(builder.build())
 }
 
 /// The graph `tensor = tensor + scratch`.
@@ -142,7 +142,7 @@ fn addition_graph(key: ProgramKey, wire: DType) -> Result<Graph, BuildError> {
     // In place: a node's result is another tensor than its operands, here with the same memory.
     let sum = builder.view(tensor, TensorDesc::contiguous(DType::F32, key.ne)?, 0)?;
     builder.node_into(Binary::Add, &[Some(tensor), Some(scratch)], sum)?;
-    builder.build()
+    Ok(builder.build())
 }
 
 /// Adds the tensor, at its offset in slot 0.

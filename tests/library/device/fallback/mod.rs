@@ -54,7 +54,7 @@ fn chain() -> (Arc<Graph>, [TensorId; 4]) {
     let sum = b.node(Binary::Add, &[Some(x), Some(w)]).unwrap();
     let y = b.node(Unary::Sqr, &[Some(sum)]).unwrap();
     let z = b.node(Binary::Mul, &[Some(y), Some(x)]).unwrap();
-    (Arc::new(b.build().unwrap()), [x, w, y, z])
+    (Arc::new(b.build()), [x, w, y, z])
 }
 
 fn region(graph: &Graph, buffer: &Buffer, id: TensorId) -> Region {

@@ -19,7 +19,7 @@ fn squaring(pair: &FallbackPair) -> (Program, Arc<Graph>) {
     let mut b = Builder::new();
     let x = leaf(&mut b);
     super::in_place(&mut b, x);
-    let graph = Arc::new(b.build().unwrap());
+    let graph = Arc::new(b.build());
     (pair.device.prepare(Arc::clone(&graph)).unwrap(), graph)
 }
 
@@ -33,7 +33,7 @@ fn commands_without_fallback_are_forwarded_directly() {
     sum(&mut plain);
     let srcs = [leaf(&mut b), leaf(&mut b)];
     node(&mut b, Binary::Mul, &srcs);
-    let (plain, graph) = (Arc::new(plain.build().unwrap()), Arc::new(b.build().unwrap()));
+    let (plain, graph) = (Arc::new(plain.build()), Arc::new(b.build()));
     let (straight, cut) = (pair.device.prepare(plain).unwrap(), pair.device.prepare(Arc::clone(&graph)).unwrap());
     let (large, buffer) = (pair.buffer(1 << 20), pair.buffer(graph.slot_sizes()[0]));
     let bindings = Arc::from([buffer.whole()]);
@@ -76,7 +76,7 @@ fn nothing_overtakes_a_program_that_falls_back() {
     let (row, bindings) = (buffer.region(0, 64).unwrap(), Arc::from([buffer.whole()]));
     let mut straight = Builder::new();
     sum(&mut straight);
-    let straight = Arc::new(straight.build().unwrap());
+    let straight = Arc::new(straight.build());
     let sums = pair.buffer(straight.slot_sizes()[0]);
     let summed = region(&straight, &sums, straight.nodes()[0].dst);
     let straight = pair.device.prepare(straight).unwrap();
@@ -163,7 +163,7 @@ fn failing() -> Arc<Graph> {
     let ids = b.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
     let sum = b.node(Binary::AddId, &[Some(x), Some(bias), Some(ids)]).unwrap();
     square(&mut b, sum);
-    Arc::new(b.build().unwrap())
+    Arc::new(b.build())
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn scratch_is_reserved_reused_and_grows() {
         let mut b = Builder::new();
         let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
         square(&mut b, x);
-        let graph = Arc::new(b.build().unwrap());
+        let graph = Arc::new(b.build());
         (pair.device.prepare(Arc::clone(&graph)).unwrap(), graph.slot_sizes()[0])
     };
     let buffer = pair.buffer(1 << 20);
