@@ -5,7 +5,9 @@
 
 pub(crate) use crate::poison::{Unpoisoned, lock};
 pub(crate) use std::hint::spin_loop;
-pub(crate) use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, Weak, atomic};
+pub(crate) use std::sync::{
+    Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, Weak, atomic,
+};
 pub(crate) use std::thread;
 pub(crate) use std::time::Instant;
 

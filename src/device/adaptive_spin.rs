@@ -1,7 +1,8 @@
 //! Spin-then-park: waits for events that often happen within microseconds.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{self, Instant, thread};
+use std::time::Duration;
 
 /// Decides by the duration of the last wait whether the next one spins before it parks. The wake-up of a parked thread takes 45
 /// us, and more if its core sleeps, too. Many round trips are shorter.
@@ -30,10 +31,10 @@ impl AdaptiveSpin {
     /// Begins a wait: spins until `ready` or the limit, and yields the core between two polls. Returns the start time of the
     /// wait, for [`AdaptiveSpin::record`].
     pub(crate) fn spin(&self, ready: impl Fn() -> bool) -> Instant {
-        let since = Instant::now();
+        let since = sync::now();
         if self.last.load(Ordering::Relaxed) < self.limit {
             while !ready() && micros(since) < self.limit {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
         since
@@ -41,7 +42,7 @@ impl AdaptiveSpin {
 
     /// Ends a wait that began at `since`.
     pub(crate) fn record(&self, since: Instant) {
-        self.record_duration(since.elapsed());
+        self.record_duration(elapsed(since));
     }
 
     /// Ends a wait that took `duration`.
@@ -51,5 +52,9 @@ impl AdaptiveSpin {
 }
 
 fn micros(since: Instant) -> u64 {
-    since.elapsed().as_micros() as u64
+    elapsed(since).as_micros() as u64
+}
+
+fn elapsed(since: Instant) -> Duration {
+    sync::now().saturating_duration_since(since)
 }

@@ -2,8 +2,14 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "the library uses what no harness does")]
 
 #[rustfmt::skip] // formatted where the file is
+#[path = "../../../src/device/adaptive_spin.rs"]
+mod adaptive_spin;
+#[rustfmt::skip] // formatted where the file is
 #[path = "../../../src/device/budget.rs"]
 mod budget;
+#[rustfmt::skip] // formatted where the file is
+#[path = "../../../src/device/collectives/mod.rs"]
+mod collectives;
 #[rustfmt::skip] // formatted where the file is
 #[path = "../../../src/device/command_channel.rs"]
 mod command_channel;
@@ -24,7 +30,10 @@ mod queue_threads;
 #[path = "../../../src/device/timeline.rs"]
 mod timeline;
 
+pub(crate) use adaptive_spin::AdaptiveSpin;
 pub(crate) use budget::{Budget, BudgetRefusal, Reservation};
+pub(crate) use collectives::remote::{GroupHandle, ReceiveError};
+pub(crate) use collectives::{CollectiveGroup, CollectivePart, GroupMember, RemoteRanks};
 pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
 pub(crate) use error::DeviceError;
 pub(crate) use memory_budget::MemoryBudget;
@@ -34,19 +43,53 @@ pub(crate) use timeline::{
     CallbackRegistration, CompletionSource, POLL_INTERVAL, SPIN_BEFORE_SLEEP, Timeline, TimelinePoint,
 };
 
+use crate::sync::Arc;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// A group of queues, of which these harnesses have none.
-#[derive(Clone)]
-pub struct GroupHandle;
+/// As the library's, in memory of the allocator.
+pub struct HostBuffer {
+    bytes: Vec<u8>,
+    _reservation: Reservation,
+}
 
-impl GroupHandle {
-    pub(crate) fn fail_rank(&self, _: usize, _: &DeviceError) {}
+impl HostBuffer {
+    pub(crate) fn zeroed(bytes: u64, budget: &Arc<MemoryBudget>) -> Result<HostBuffer, DeviceError> {
+        Ok(HostBuffer { bytes: vec![0; bytes as usize], _reservation: budget.reserve(bytes)? })
+    }
 
-    pub(crate) fn failure(&self) -> Option<DeviceError> {
-        None
+    pub(crate) fn out_of_memory(requested: u64, budget: &MemoryBudget) -> DeviceError {
+        DeviceError::OutOfMemory { requested, available: 0, limit: budget.limit() }
     }
 }
+
+impl Deref for HostBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for HostBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+/// What a membership of a group asks of a device.
+pub trait Device {
+    fn link_stats(&self) -> Option<()>;
+    fn copies_from(&self, other: &DeviceInfo) -> bool;
+    fn info(&self) -> &DeviceInfo;
+}
+
+pub struct DeviceInfo {
+    pub domain: Domain,
+}
+
+#[derive(Clone, Debug)]
+pub struct Domain;
 
 /// As the library's.
 pub struct DeviceActivity {

@@ -1,10 +1,14 @@
-//! The harnesses: each sets up a structure of the core, uses it from two to five threads, and asserts its invariants.
+//! The harnesses: each sets up a structure of the core, uses it from two or more threads, and asserts its invariants.
 
 mod budgets;
-mod channels;
+pub(crate) mod channels;
+pub(crate) mod ranks;
 mod timelines;
 
+use crate::rpc::server::admission_harness as admissions;
 use crate::rpc::server::extended::harness as completions;
+use crate::rpc::server::groups::{harness as groups, link_harness as links};
+use crate::rpc::server::peers::harness as peers;
 
 /// The harnesses with their names.
 pub(crate) const ALL: &[(&str, fn())] = &[
@@ -27,4 +31,25 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("completions: a failure of another thread", completions::ordered_failure),
     ("completions: a queue that is closed", completions::closed),
     ("completions: deadlines", completions::deadlines),
+    ("completions: two queues", completions::two_queues),
+    ("completions: points that have to be polled", completions::polled),
+    ("completions: failures at once", completions::failed_at_once),
+    ("completions: a heartbeat", completions::heartbeat),
+    ("peer connection: acknowledgements", peers::acknowledgements),
+    ("peer connection: closed by its session", peers::closed),
+    ("peer connection: a server that cannot be dialled", peers::failed_dial),
+    ("peer connection: a server that stalls", peers::stalls),
+    ("link: messages of two ranks", links::messages_of_two_ranks),
+    ("link: closed before it is attached", links::closed_before_it_is_attached),
+    ("link: a lost connection", links::lost),
+    ("link: a heartbeat", links::heartbeat),
+    ("ranks: rounds of one process", ranks::rounds),
+    ("ranks: a failure", ranks::failure),
+    ("group: rounds of two servers", groups::rounds),
+    ("group: a failure", groups::failure),
+    ("group: a failure while the servers connect", groups::early_failure),
+    ("admission: handshakes and sessions", admissions::handshakes),
+    ("admission: clients that send nothing", admissions::silent_clients),
+    ("admission: a drain", admissions::drain),
+    ("admission: connections that are aborted", admissions::aborted),
 ];

@@ -9,6 +9,7 @@
 //! The threads of an execution are coroutines of one thread of the system. So state of the clock may be in thread-local memory, and
 //! locks of std that are held over no call of the scheduler never block.
 
+use shuttle::rand::{Rng, thread_rng};
 use std::cell::RefCell;
 use std::sync::LockResult;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use std::time::Duration;
 mod poison;
 
 pub(crate) use poison::Unpoisoned;
-pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, atomic};
 pub(crate) use std::sync::atomic as static_atomic;
 pub(crate) use std::sync::{Arc, LazyLock, OnceLock, Weak};
 pub(crate) use std::time::Instant;
@@ -28,6 +29,13 @@ pub(crate) use std::time::Instant;
 pub(crate) mod thread {
     pub(crate) use shuttle::thread::{Builder, Thread, current, park};
     use std::time::Duration;
+
+    /// Time that passes while a thread yields, so that polling for a limited time ends.
+    const YIELD: Duration = Duration::from_micros(10);
+
+    pub(crate) fn yield_now() {
+        sleep(YIELD);
+    }
 
     /// Lets the time pass at once: the others may run before and after.
     pub(crate) fn sleep(time: Duration) {
@@ -51,6 +59,10 @@ pub(crate) fn spin_loop() {
     thread::sleep(Duration::from_micros(1));
 }
 
+/// One of so many executions has spurious wake-ups, and one of so many waits in it is ended by one.
+const SPURIOUS_EXECUTIONS: u32 = 8;
+const SPURIOUS_WAITS: u32 = 4;
+
 fn pass(time: Duration) {
     CLOCK.with_borrow_mut(|clock| clock.passed += time);
 }
@@ -64,11 +76,13 @@ struct Clock {
     passed: Duration,
     /// Waits with a deadline.
     timers: Vec<(Instant, Arc<Waiter>)>,
+    /// Whether waits may end spuriously in this execution.
+    has_spurious_wakeups: bool,
 }
 
 impl Default for Clock {
     fn default() -> Clock {
-        Clock { began: Instant::now(), passed: Duration::ZERO, timers: Vec::new() }
+        Clock { began: Instant::now(), passed: Duration::ZERO, timers: Vec::new(), has_spurious_wakeups: false }
     }
 }
 
@@ -92,7 +106,7 @@ impl Waiter {
     }
 }
 
-/// A condition variable without spurious wake-ups: these would hide lost ones.
+/// A condition variable. Its waits end spuriously in a few executions only, since a spurious wake-up hides a lost one.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
     waiters: std::sync::Mutex<Vec<Arc<Waiter>>>,
@@ -118,13 +132,33 @@ impl Condvar {
         Ok((self.block(guard, Some(now() + time)), ()))
     }
 
+    /// As [`Condvar::wait_timeout`], until `condition` is false.
+    pub(crate) fn wait_timeout_while<'a, T>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        time: Duration,
+        mut condition: impl FnMut(&mut T) -> bool,
+    ) -> LockResult<(MutexGuard<'a, T>, ())> {
+        let until = now() + time;
+        while condition(&mut guard) && now() < until {
+            guard = self.block(guard, Some(until));
+        }
+        Ok((guard, ()))
+    }
+
     fn block<'a, T>(&self, guard: MutexGuard<'a, T>, until: Option<Instant>) -> MutexGuard<'a, T> {
         let waiter = Arc::new(Waiter::default());
         self.waiters.lock().unpoisoned().push(Arc::clone(&waiter));
         if let Some(until) = until {
             CLOCK.with_borrow_mut(|clock| clock.timers.push((until, Arc::clone(&waiter))));
         }
-        let guard = waiter.condvar.wait(guard).unpoisoned();
+        if CLOCK.with_borrow(|clock| clock.has_spurious_wakeups) && thread_rng().gen_ratio(1, SPURIOUS_WAITS) {
+            let waiter = Arc::clone(&waiter);
+            shuttle::thread::spawn(move || waiter.wake());
+        }
+        // The wait may have ended while the thread above was started.
+        let has_ended = waiter.has_ended.load(static_atomic::Ordering::Relaxed);
+        let guard = if has_ended { guard } else { waiter.condvar.wait(guard).unpoisoned() };
         let is_other = |other: &Arc<Waiter>| !Arc::ptr_eq(other, &waiter);
         self.waiters.lock().unpoisoned().retain(is_other);
         CLOCK.with_borrow_mut(|clock| clock.timers.retain(|(_, other)| is_other(other)));
@@ -133,13 +167,12 @@ impl Condvar {
 
     /// Wakes one of the waiters, any of them.
     pub(crate) fn notify_one(&self) {
-        use shuttle::rand::Rng;
         loop {
             let mut waiters = self.waiters.lock().unpoisoned();
             if waiters.is_empty() {
                 return;
             }
-            let chosen = shuttle::rand::thread_rng().gen_range(0..waiters.len());
+            let chosen = thread_rng().gen_range(0..waiters.len());
             let waiter = waiters.swap_remove(chosen);
             drop(waiters);
             if waiter.wake() {
@@ -157,9 +190,9 @@ impl Condvar {
 
 /// What harnesses use.
 pub(crate) mod orders {
-    use super::{CLOCK, Clock};
-    use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
-    use shuttle::{Config, Runner};
+    use super::{CLOCK, Clock, Rng, SPURIOUS_EXECUTIONS, thread_rng};
+    use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
+    use shuttle::{Config, MaxSteps, Runner};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -168,6 +201,9 @@ pub(crate) mod orders {
     /// Changes of priorities in a schedule of PCT: races that need so many preemptions are found with a known probability.
     const PCT_DEPTH: usize = 3;
 
+    /// Steps after which a thread counts as one that polls for ever. The longest harness takes a tenth of them.
+    const MAX_STEPS: usize = 200_000;
+
     /// Runs `harness` in as many orders, half of them random and half of them by PCT. A failure prints its schedule.
     pub(crate) fn check(harness: fn(), orders: usize, seed: u64) {
         let half = orders.div_ceil(2);
@@ -175,12 +211,19 @@ pub(crate) mod orders {
         run(PctScheduler::new_from_seed(seed, PCT_DEPTH, half), harness);
     }
 
+    /// Runs `harness` in the order that a failure has printed.
+    pub(crate) fn replay(harness: fn(), schedule: &str) {
+        run(ReplayScheduler::new_from_encoded(schedule.trim()), harness);
+    }
+
     fn run(scheduler: impl Scheduler + 'static, harness: fn()) {
         let mut config = Config::new();
         config.stack_size = 512 << 10;
         config.silence_warnings = true;
+        config.max_steps = MaxSteps::FailAfter(MAX_STEPS);
         Runner::new(scheduler, config).run(move || {
-            CLOCK.set(Clock::default());
+            let has_spurious_wakeups = thread_rng().gen_ratio(1, SPURIOUS_EXECUTIONS);
+            CLOCK.set(Clock { has_spurious_wakeups, ..Clock::default() });
             harness();
         });
     }
@@ -204,7 +247,7 @@ pub(crate) mod orders {
     }
 
     /// Sets the time to the earliest deadline, which passes.
-    fn fire_earliest() {
+    pub(crate) fn fire_earliest() {
         let waiter = CLOCK.with_borrow_mut(|clock| {
             let (first, &(at, _)) = clock.timers.iter().enumerate().min_by_key(|(_, (at, _))| *at)?;
             clock.passed = clock.passed.max(at.saturating_duration_since(clock.began));

@@ -1,9 +1,9 @@
 //! Exchange memory: the bytes of the ranks' parts.
 
 use crate::device::{DeviceError, HostBuffer, MemoryBudget};
+use crate::sync::{Arc, RwLockReadGuard};
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, RwLockReadGuard};
 
 /// Unit of the memory of a buffer: a smaller one takes a page all the same.
 const PAGE_BYTES: u64 = 4096;

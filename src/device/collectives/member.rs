@@ -3,11 +3,9 @@
 use super::exchange::PartBytes;
 use super::{CollectiveGroup, CollectivePart};
 use crate::device::{AdaptiveSpin, DeviceError, TimelinePoint};
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Instant, Mutex, Unpoisoned, lock};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// One rank of a [`CollectiveGroup`]. Dropping it leaves the group: rounds that are not complete by then fail on all ranks, with
 /// [`DeviceError::RankLeft`].
@@ -60,11 +58,13 @@ impl GroupMember {
         write(buffer.replace(part.bytes)?);
         drop(buffer);
         self.published.store(round + 1, Ordering::Relaxed);
-        let awaited = self.group.arrive(self.rank, round, part)?;
+        let awaited = self.group.arrive(self.rank, round, part, self.group.remote_ranks.is_some())?;
         if let Some(remote_ranks) = &self.group.remote_ranks {
             // Counted before it is sent: the reply of another server must not overtake the count.
-            let buffer = slot.try_read().map_err(|_| in_use())?;
-            remote_ranks.send(self.rank, round, part, buffer.part())?;
+            let buffer = slot.try_read().map_err(|_| in_use());
+            let sent = buffer.and_then(|buffer| remote_ranks.send(self.rank, round, part, buffer.part()));
+            self.group.finish_send(&**remote_ranks);
+            sent?;
         }
         if let Some(complete) = awaited {
             // Outside of the lock: the callbacks schedule the queues that wait.

@@ -2,8 +2,8 @@
 
 use super::{CollectiveGroup, GroupMember};
 use crate::device::{Device, DeviceError, Domain, MemoryBudget};
+use crate::sync::{Arc, OnceLock};
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 
 /// What a queue needs to become a rank of a group ([`Collectives::join`](crate::device::Collectives::join)).
 #[derive(Debug)]

@@ -29,13 +29,12 @@ pub use membership::{Membership, ServerMember};
 pub use part::CollectivePart;
 
 use super::{AdaptiveSpin, DeviceError, MemoryBudget, Timeline};
-use crate::poison::lock;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{self, Arc, Mutex, MutexGuard, RwLock, lock};
 use exchange::ExchangeBuffer;
 use round::{GroupState, RankState};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a rank polls for the others before its program suspends.
 const MAX_SPIN: Duration = Duration::from_micros(50);
@@ -119,6 +118,7 @@ impl CollectiveGroup {
             state: Mutex::new(GroupState {
                 ranks: (0..ranks).map(|_| RankState::default()).collect(),
                 rounds: Default::default(),
+                sending: 0,
                 awaited: false,
                 completed_at: None,
                 failure: None,
@@ -139,9 +139,16 @@ impl CollectiveGroup {
         self.exchange.len()
     }
 
-    /// Counts a rank that has published its part of round `round`. Returns the number of complete rounds if a rank waits for
-    /// it: the caller then advances the timeline to it.
-    fn arrive(&self, rank: usize, round: u64, part: &CollectivePart) -> Result<Option<u64>, DeviceError> {
+    /// Counts a rank that has published its part of round `round`. `is_sent`: the part is about to be sent to other processes, and
+    /// [`CollectiveGroup::finish_send`] follows. Returns the number of complete rounds if a rank waits for it: the caller then
+    /// advances the timeline to it.
+    fn arrive(
+        &self,
+        rank: usize,
+        round: u64,
+        part: &CollectivePart,
+        is_sent: bool,
+    ) -> Result<Option<u64>, DeviceError> {
         let mut state = lock(&self.state);
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
@@ -149,6 +156,7 @@ impl CollectiveGroup {
         if let Err(error) = state.add(rank, round, part, self.remote_ranks.is_some()) {
             return Err(self.record_failure(state, error));
         }
+        state.sending += usize::from(is_sent);
         // Round `round` may be complete before the one before it, whose last part is on its way from another server. Its parts
         // make both complete then.
         let mut complete = self.complete.load(Ordering::Relaxed);
@@ -161,10 +169,22 @@ impl CollectiveGroup {
         }
         let awaited = std::mem::take(&mut state.awaited);
         if awaited {
-            state.completed_at = Some(Instant::now());
+            state.completed_at = Some(sync::now());
         }
         self.complete.store(complete, Ordering::Release);
         Ok(awaited.then_some(complete))
+    }
+
+    /// Ends the sending of a part that [`CollectiveGroup::arrive`] has counted. Reports that a rank has left meanwhile.
+    fn finish_send(&self, remote_ranks: &dyn RemoteRanks) {
+        let mut state = lock(&self.state);
+        state.sending -= 1;
+        // A failed group counts no part, so no other thread finishes later.
+        let left = state.failure.clone().filter(|failure| state.sending == 0 && is_leave(failure));
+        drop(state);
+        if let Some(error) = left {
+            remote_ranks.report_failure(&error);
+        }
     }
 
     /// The failure of a group that has failed.
@@ -176,9 +196,12 @@ impl CollectiveGroup {
     fn record_failure(&self, mut state: MutexGuard<'_, GroupState>, error: DeviceError) -> DeviceError {
         state.failure = Some(error.clone());
         self.failed.store(true, Ordering::Release);
+        // A part is counted before it is sent, so its round may be complete, and another rank of this process may leave before it
+        // is sent. The report would end the connections.
+        let is_late = is_leave(&error) && state.sending > 0;
         drop(state);
         self.timeline.fail(error.clone());
-        if let Some(remote_ranks) = &self.remote_ranks {
+        if let Some(remote_ranks) = self.remote_ranks.as_ref().filter(|_| !is_late) {
             remote_ranks.report_failure(&error);
         }
         error
@@ -203,6 +226,11 @@ impl CollectiveGroup {
         let [even, odd] = self.exchange.get(rank).ok_or(DeviceError::Misuse("the group has no such rank"))?;
         Ok(if round.is_multiple_of(2) { even } else { odd })
     }
+}
+
+/// Whether a rank has left, rather than failed.
+fn is_leave(failure: &DeviceError) -> bool {
+    matches!(failure, DeviceError::RankLeft { .. })
 }
 
 impl fmt::Debug for CollectiveGroup {

@@ -2,10 +2,9 @@
 
 use super::{CollectiveGroup, CollectivePart, GroupMember, RemoteRanks};
 use crate::device::{DeviceError, MemoryBudget};
-use crate::poison::lock;
+use crate::sync::atomic::Ordering;
+use crate::sync::{self, Arc, Weak, lock};
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A group that is not kept alive.
@@ -69,7 +68,7 @@ impl GroupHandle {
         let round = group.complete.load(Ordering::Relaxed);
         let [even, odd] = &state.rounds;
         let since = if round.is_multiple_of(2) { even.since } else { odd.since };
-        if since.is_none_or(|since| since.elapsed() <= timeout) {
+        if since.is_none_or(|since| sync::now().saturating_duration_since(since) <= timeout) {
             return;
         }
         let missing = state.ranks.iter().position(|rank| rank.published <= round);
@@ -117,7 +116,7 @@ impl GroupMember {
         drop(buffer);
         // Published although the group may have failed meanwhile: the error is the group's.
         self.published.store(round + 1, Ordering::Relaxed);
-        let awaited = self.group.arrive(self.rank, round, part).map_err(|_| ReceiveError::Group)?;
+        let awaited = self.group.arrive(self.rank, round, part, false).map_err(|_| ReceiveError::Group)?;
         if let Some(complete) = awaited {
             self.group.timeline.advance(complete);
         }

@@ -3,12 +3,14 @@
 use super::CollectivePart;
 use crate::device::DeviceError;
 use crate::ops::collective::CollectiveKind;
-use std::time::Instant;
+use crate::sync::{self, Instant};
 
 pub(super) struct GroupState {
     pub(super) ranks: Vec<RankState>,
     /// The incomplete rounds: even and odd.
     pub(super) rounds: [RoundState; 2],
+    /// Parts that were counted, and are being sent to other processes.
+    pub(super) sending: usize,
     /// Whether a rank waits for the first incomplete round.
     pub(super) awaited: bool,
     /// When the last awaited round became complete.
@@ -65,7 +67,7 @@ impl GroupState {
         }
         round.arrived += 1;
         if round.since.is_none() && has_deadline {
-            round.since = Some(Instant::now());
+            round.since = Some(sync::now());
         }
         round.extents = round.extents.saturating_add(part.extent);
         if let CollectiveKind::AllGather { axis } = part.kind

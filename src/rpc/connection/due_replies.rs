@@ -1,10 +1,9 @@
 //! Outstanding replies of a connection, in the order of their requests.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::{self, Condvar, Instant, Mutex, Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::{Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An outstanding reply.
 #[derive(Debug)]
@@ -55,7 +54,7 @@ impl<T, F: Clone> DueReplies<T, F> {
         if let Some(failure) = state.failure.clone() {
             return Err((failure, sink));
         }
-        state.due.push_back(DueReply { command, len, since: Instant::now(), sink });
+        state.due.push_back(DueReply { command, len, since: sync::now(), sink });
         Ok(())
     }
 

@@ -5,11 +5,10 @@
 //! complete HELLO takes the place of a session, so connections that send nothing take none; if there is no place, the client is
 //! told so in the reply to its HELLO.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, Weak, lock, thread};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::debug;
 use thiserror::Error;
@@ -193,7 +192,7 @@ impl Admission {
                     writer.fail("SERVER_STATE", error);
                 }
             };
-            if let Err(e) = std::thread::Builder::new().name("drain-notify".to_owned()).spawn(notify) {
+            if let Err(e) = thread::Builder::new().name("drain-notify".to_owned()).spawn(notify) {
                 debug!("cannot start a thread that notifies a client of the drain: {e}");
             }
         }
@@ -217,7 +216,7 @@ impl Admission {
     fn wait_until_ended(&self, until: Instant, count: impl Fn(&AdmissionState) -> usize) -> usize {
         let mut state = lock(&self.state);
         loop {
-            let (count, left) = (count(&state), until.saturating_duration_since(Instant::now()));
+            let (count, left) = (count(&state), until.saturating_duration_since(sync::now()));
             if count == 0 || left.is_zero() {
                 return count;
             }

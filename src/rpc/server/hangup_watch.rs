@@ -10,11 +10,10 @@
 //! A client that ends only its sending direction counts as gone, too: no client of ggml's protocol does that while it waits for
 //! a reply.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Condvar, Mutex, Unpoisoned, Weak, lock};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use crate::rpc::transport::Aborter;

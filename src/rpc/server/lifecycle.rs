@@ -3,8 +3,8 @@
 //!
 //! Sessions read this and subscribe to the drain. Only the accept loop, the drain and the shutdown in `mod.rs` change it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 use super::admission::Admission;
 use super::client_connection::ClientWriter;

@@ -11,8 +11,8 @@
 //!   is exempt from the search for a silent one: otherwise a flood of connections that send a part of HELLO would close each new
 //!   client before its first byte arrives. A flood of a quarter of the limit within that time still does.
 
+use crate::sync::Weak;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Weak;
 
 use super::audit::SessionAudit;
 use super::tenants::Tenant;

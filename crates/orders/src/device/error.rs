@@ -11,6 +11,18 @@ pub enum DeviceError {
     Ended,
     #[error("{device}: {reason}")]
     Remote { device: String, reason: String },
+    #[error("{endpoint}: connection lost: {reason}")]
+    ConnectionLost { endpoint: String, reason: String },
+    #[error("rank {rank} ({device}) has failed: {source}")]
+    RankFailed { rank: usize, device: String, source: Box<DeviceError> },
+    #[error("rank {rank} ({device}) has left the group")]
+    RankLeft { rank: usize, device: String },
+    #[error("the ranks of a group disagree: {0}")]
+    RanksDisagree(String),
+    #[error("misuse: {0}")]
+    Misuse(&'static str),
+    #[error("bug in fanout: {0}")]
+    Bug(String),
     #[error("{0}")]
     Thread(String),
 }

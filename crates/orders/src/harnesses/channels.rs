@@ -230,7 +230,7 @@ pub(super) fn parked() {
 
 /// A device that does not notify.
 #[derive(Debug, Default)]
-struct Polled(AtomicU64);
+pub(crate) struct Polled(pub(crate) AtomicU64);
 
 impl CompletionSource for Polled {
     fn poll(&self, timeline: &Timeline) {

@@ -5,12 +5,13 @@ use super::*;
 use crate::device::collectives::tests::{publish, reduce, text};
 use std::sync::Mutex;
 
-/// Records what is sent to other processes.
+/// Records what is sent to other processes. The member is dropped while the next part is sent.
 #[derive(Default)]
-struct Sent(Mutex<Vec<String>>);
+struct Sent(Mutex<Vec<String>>, Mutex<Option<GroupMember>>);
 
 impl RemoteRanks for Sent {
     fn send(&self, rank: usize, round: u64, part: &CollectivePart, bytes: &[u8]) -> Result<(), DeviceError> {
+        drop(self.1.lock().unwrap().take());
         self.0.lock().unwrap().push(format!("{rank}/{round}: {part}, {bytes:?}"));
         Ok(())
     }
@@ -97,4 +98,21 @@ fn a_missing_part_of_another_process_is_named_at_its_deadline() {
         handle.fail_if_overdue(Duration::ZERO);
     }
     assert!(handle.failure().unwrap().to_string().starts_with("rank 1 (peer:1) has failed: "));
+}
+
+/// A part is counted before it is sent, so that another rank may leave meanwhile. The report ends the connections.
+#[test]
+fn a_rank_that_leaves_is_reported_after_the_parts_that_are_being_sent() {
+    let ([a, b, c], handle, sent) = group_with_remote_ranks(2);
+    publish(&a, &reduce(1), 1).unwrap();
+    assert!(receive(&c, 0, 1, 3));
+    *sent.1.lock().unwrap() = Some(a);
+    publish(&b, &reduce(1), 2).unwrap();
+    assert_eq!(b.poll(), Ok(true), "the round was complete");
+    assert!(matches!(handle.failure(), Some(DeviceError::RankLeft { rank: 0, .. })));
+    let sent = sent.0.lock().unwrap();
+    assert!(
+        matches!(&sent[..], [a, b, left] if a.starts_with("0/0") && b.starts_with("1/0") && left.contains("left")),
+        "{sent:?}"
+    );
 }

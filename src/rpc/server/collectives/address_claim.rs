@@ -5,10 +5,9 @@
 //! sends no COMM_ALLREDUCE. So the second client of an address is answered 0 at once, while the first one's COMM_INIT is pending
 //! and as long afterwards as the first one's rank 1 may still be dialling.
 
-use crate::poison::lock;
+use crate::sync::{Arc, Mutex, lock};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::rendezvous::RendezvousError;

@@ -1,6 +1,7 @@
 //! What a link receives from the other server: the reply to ATTACH_GROUP, replies to PINGs, and changes of its state.
 
-use std::time::{Duration, Instant};
+use crate::sync::{self, Instant};
+use std::time::Duration;
 
 use super::MAX_REASON_BYTES;
 use crate::printable::breaks_lines;
@@ -74,17 +75,17 @@ impl Heartbeat {
     /// `stall`: limit of the time without a reply to a PING.
     pub(super) fn new(stall: Duration) -> Heartbeat {
         Heartbeat {
-            next: Instant::now() + HEARTBEAT,
+            next: sync::now() + HEARTBEAT,
             unanswered_since: None,
             received: 0,
-            counted_since: Instant::now(),
+            counted_since: sync::now(),
             stall,
         }
     }
 
     /// Time until the next PING.
     pub(super) fn remaining(&self) -> Duration {
-        self.next.saturating_duration_since(Instant::now())
+        self.next.saturating_duration_since(sync::now())
     }
 
     /// A PING, if one is due.
@@ -92,7 +93,7 @@ impl Heartbeat {
         if !self.remaining().is_zero() {
             return None;
         }
-        self.next = Instant::now() + HEARTBEAT;
+        self.next = sync::now() + HEARTBEAT;
         let mut ping = Vec::new();
         ExtRequest::Ping(Ping {}).encode(&mut ping);
         self.unanswered_since.is_none().then_some(ping)
@@ -100,7 +101,7 @@ impl Heartbeat {
 
     /// Records that a PING has left.
     pub(super) fn ping_sent(&mut self) {
-        self.unanswered_since = Some(Instant::now());
+        self.unanswered_since = Some(sync::now());
     }
 
     /// Reads the messages that have arrived.
@@ -108,8 +109,9 @@ impl Heartbeat {
     /// # Errors
     /// A text for the client: why the connection is of no use.
     pub(super) fn receive(&mut self, receiver: &mut Receiver) -> Result<(), String> {
-        if self.counted_since.elapsed() > HEARTBEAT {
-            (self.counted_since, self.received) = (Instant::now(), 0);
+        let now = sync::now();
+        if now.saturating_duration_since(self.counted_since) > HEARTBEAT {
+            (self.counted_since, self.received) = (now, 0);
         }
         while receiver.readable() {
             self.received += 1;
@@ -121,10 +123,8 @@ impl Heartbeat {
                 self.unanswered_since = None;
             }
         }
-        match self.unanswered_since {
-            Some(since) if since.elapsed() > self.stall => {
-                Err(format!("it has not replied to a PING for {:?}", since.elapsed()))
-            }
+        match self.unanswered_since.map(|since| sync::now().saturating_duration_since(since)) {
+            Some(late) if late > self.stall => Err(format!("it has not replied to a PING for {late:?}")),
             _ => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! A connection of another server that is bound to a group: the parts of its ranks arrive on it.
 
+use crate::sync::Arc;
 use std::ops::{Range, RangeInclusive};
-use std::sync::Arc;
 
 use super::NO_RANK;
 use super::attach::displayable_reason;

@@ -5,12 +5,11 @@
 //! costs no thread switch. A server has received the part of round k before its ranks send theirs of round k + 1, so the backlog
 //! never has more than two parts of a rank, unless the server sends parts and receives none: that fails the group.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, lock};
 use std::collections::VecDeque;
 use std::mem;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::attach::{Heartbeat, attach};
 use super::{CLOSE_TIMEOUT, MAX_BACKLOG_PARTS};
@@ -134,12 +133,20 @@ impl GroupLink {
         if matches!(state.writer, Writer::Closed) {
             return Ok(()); // its thread has ended, because the group has failed
         }
-        state.writer = Writer::Closed;
-        let (sent, is_flushed) = written.map_err(|e| SendError::Peer(describe_transport_error(&e)))?;
-        if !is_flushed || sent < head.len() + data.len() {
-            // Without the rest, no other message can follow: on an error the connection stays closed.
-            let rest = self.rest_of(head, data, sent)?;
-            state.backlog.push_front(rest);
+        let written = written.map_err(|e| SendError::Peer(describe_transport_error(&e)));
+        let rest = written.and_then(|(sent, is_flushed)| {
+            let is_whole = is_flushed && sent == head.len() + data.len();
+            (!is_whole).then(|| self.rest_of(head, data, sent)).transpose()
+        });
+        match rest {
+            Ok(rest) => rest.into_iter().for_each(|rest| state.backlog.push_front(rest)),
+            Err(e) => {
+                // Without the rest, no other message can follow. The connection's thread may wait for the writer, and would end
+                // only at the close timeout.
+                state.writer = Writer::Closed;
+                self.changed.notify_one();
+                return Err(e);
+            }
         }
         state.writer = Writer::Idle(sender);
         if !state.backlog.is_empty() || state.close_by.is_some() {
@@ -160,13 +167,14 @@ impl GroupLink {
         Ok(QueuedMessage { bytes, is_begun: sent > 0, is_ping: false, _reservation: Some(reservation) })
     }
 
-    /// Ends the connection after a last message, or at once if it is not attached. Later calls have no effect. Returns whether
-    /// it was attached.
-    pub(super) fn close(&self, last: Vec<u8>) -> bool {
+    /// Ends the connection after a last message, or at once if it is not attached. Later calls have no effect. `with_parts`: parts in
+    /// the backlog precede the last message, because the other server may need them for a round that is complete here. Otherwise
+    /// they are dropped, except for the rest of a message that was begun. Returns whether the connection was attached.
+    pub(super) fn close(&self, last: Vec<u8>, with_parts: bool) -> bool {
         let mut state = lock(&self.state);
         if state.close_by.is_none() {
-            state.close_by = Some(Instant::now() + CLOSE_TIMEOUT);
-            state.backlog.retain(|message| message.is_begun);
+            state.close_by = Some(sync::now() + CLOSE_TIMEOUT);
+            state.backlog.retain(|message| message.is_begun || with_parts);
             state.backlog.push_back(QueuedMessage::control(last, false));
         }
         if let Some(aborter) = state.aborter.take() {
@@ -249,7 +257,7 @@ impl GroupLink {
                 let Some(message) = message else {
                     // A close with unread input would reset the connection, and could destroy the last message.
                     drop(receiver);
-                    let left = close_by.map_or(CLOSE_TIMEOUT, |at| at.saturating_duration_since(Instant::now()));
+                    let left = close_by.map_or(CLOSE_TIMEOUT, |at| at.saturating_duration_since(sync::now()));
                     let deadline = Deadline::after(left);
                     // The other server may have gone.
                     let _ = sender.finish(&deadline).and_then(|()| sender.drain(&deadline));
@@ -262,7 +270,7 @@ impl GroupLink {
                 lock(&self.state).writer = Writer::Idle(sender);
                 continue;
             }
-            let left = state.close_by.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = state.close_by.map(|at| at.saturating_duration_since(sync::now()));
             let wait = left.unwrap_or_else(|| heartbeat.remaining());
             if !wait.is_zero() {
                 state = self.changed.wait_timeout(state, wait).unpoisoned().0;
@@ -284,7 +292,7 @@ impl GroupLink {
         heartbeat: &mut Heartbeat,
         stall: Duration,
     ) -> Result<(), String> {
-        let mut progress = Instant::now();
+        let mut progress = sync::now();
         loop {
             let written = sender.write_available(&[bytes]);
             let (n, is_flushed) = written.map_err(|e| describe_transport_error(&e))?;
@@ -293,8 +301,8 @@ impl GroupLink {
                 return Ok(());
             }
             if n > 0 {
-                progress = Instant::now();
-            } else if progress.elapsed() > stall {
+                progress = sync::now();
+            } else if sync::now().saturating_duration_since(progress) > stall {
                 return Err(format!("it has received no bytes for {stall:?}"));
             }
             sender.wait_for_room(&Deadline::after(WRITE_SLICE)).map_err(|e| describe_transport_error(&e))?;
@@ -304,7 +312,7 @@ impl GroupLink {
 }
 
 fn has_passed(at: Option<Instant>) -> bool {
-    at.is_some_and(|at| at <= Instant::now())
+    at.is_some_and(|at| at <= sync::now())
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! The connections of a group to the other servers: one thread each, see [`GroupLink`].
 
-use crate::poison::lock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Instant;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{self, Arc, Instant, Mutex, OnceLock, Weak, lock, thread};
 
 use super::attach::displayable_reason;
 use super::link::{GroupLink, SendError};
@@ -99,7 +97,7 @@ impl GroupLinks {
                     handle.fail_rank(rank, &e);
                 }
             };
-            if let Err(e) = std::thread::Builder::new().name("group-link".to_owned()).spawn(run) {
+            if let Err(e) = thread::Builder::new().name("group-link".to_owned()).spawn(run) {
                 group.fail_rank(rank, &DeviceError::thread_spawn_failed("for a connection of a group", &e));
             }
         }
@@ -159,13 +157,15 @@ impl RemoteRanks for GroupLinks {
     }
 
     fn report_failure(&self, error: &DeviceError) {
-        self.failed_at.get_or_init(Instant::now);
+        self.failed_at.get_or_init(sync::now);
         self.ready.fail(error.clone());
         let (rank, reason) = match error {
             DeviceError::RankFailed { rank, source, .. } => (*rank as u32, source.to_string()),
             DeviceError::RankLeft { rank, .. } => (*rank as u32, String::new()),
             error => (NO_RANK, error.to_string()),
         };
+        // A rank may leave as soon as its last round is complete here. The other servers still need the parts of that round.
+        let with_parts = matches!(error, DeviceError::RankLeft { .. });
         let reason = displayable_reason(&reason);
         if self.links.get().is_none() {
             // No connection was started, but another server may have attached its own.
@@ -174,7 +174,7 @@ impl RemoteRanks for GroupLinks {
         for link in self.links.get().into_iter().flatten() {
             let mut message = Vec::new();
             ExtRequest::FailGroup(FailGroup { rank, reason: &reason }).encode(&mut message);
-            if !link.close(message) {
+            if !link.close(message, with_parts) {
                 // The other server learns of it by the end of its own connection.
                 self.end_incoming(Some(&link.address));
             }

@@ -1,8 +1,7 @@
 //! The groups that the queues of one session have joined.
 
-use crate::poison::lock;
-use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use crate::sync::{self, Arc, Mutex, Weak, lock};
+use std::time::Duration;
 
 use super::links::{GroupLinks, LinkPlan};
 use super::table::{GroupInstance, GroupTable};
@@ -142,7 +141,7 @@ impl SessionGroups {
             members: Mutex::new(members.into_iter().map(Some).collect()),
             group,
             links,
-            created: Instant::now(),
+            created: sync::now(),
         });
         if !self.table.insert(&group) {
             return Err(DeviceError::Misuse("a group with this secret exists already"));
@@ -158,13 +157,14 @@ impl SessionGroups {
         let (groups, mut has_failed) = (lock(&self.state).groups.clone(), false);
         for group in &groups {
             let failed_before = group.links.failed_at().is_some();
-            if let Some(rank) = group.missing_rank().filter(|_| group.created.elapsed() > self.timeouts.join) {
+            let age = sync::now().saturating_duration_since(group.created);
+            if let Some(rank) = group.missing_rank().filter(|_| age > self.timeouts.join) {
                 group.group.fail_rank(rank, &DeviceError::Deadline("a queue's JOIN_GROUP"));
             }
             group.group.fail_if_overdue(self.timeouts.part);
             has_failed |= !failed_before && group.links.failed_at().is_some();
             // Until then, the other servers can learn the reason.
-            if group.links.failed_at().is_some_and(|at| at.elapsed() > CLOSE_TIMEOUT) {
+            if group.links.failed_at().is_some_and(|at| sync::now().saturating_duration_since(at) > CLOSE_TIMEOUT) {
                 lock(&self.state).groups.retain(|other| !Arc::ptr_eq(other, group));
                 self.end(group);
             }

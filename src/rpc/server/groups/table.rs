@@ -1,9 +1,8 @@
 //! The groups of a server, by their secrets.
 
-use crate::poison::Unpoisoned;
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, MutexGuard, Unpoisoned};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::incoming::IncomingLink;
 use super::links::GroupLinks;
@@ -79,13 +78,13 @@ impl GroupTable {
         sender: &Arc<SessionWatch>,
     ) -> Result<IncomingLink, String> {
         let key = (request.secret, request.to as usize);
-        let until = Instant::now() + timeout;
+        let until = sync::now() + timeout;
         let mut groups = self.lock();
         let group = loop {
             if let Some(group) = groups.get(&key).filter(|group| group.missing_rank().is_none()) {
                 break Arc::clone(group);
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(sync::now());
             if left.is_zero() || sender.has_hung_up() {
                 return Err("its client has not joined the group there".to_owned());
             }

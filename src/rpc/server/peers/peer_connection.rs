@@ -4,10 +4,9 @@
 //! PEER_WRITE of each SEND_TO_PEER. Its reply proves that the remote server has received all bytes before it. If the connection
 //! ends before that reply, the queue of the SEND_TO_PEER fails.
 
-use crate::poison::{Unpoisoned, lock};
+use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, lock, thread};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::dial::describe_transport_error;
 use super::message::{MAX_MESSAGE_BYTES, PeerMessage, read_message};
@@ -58,7 +57,7 @@ impl PeerConnection {
         });
         let thread_connection = Arc::clone(&connection);
         let run = move || thread_connection.dial_and_read(&dialer);
-        let started = std::thread::Builder::new().name("peer".to_owned()).spawn(run);
+        let started = thread::Builder::new().name("peer".to_owned()).spawn(run);
         started.map_err(|e| format!("{address}: cannot start a thread for the connection: {e}"))?;
         Ok(connection)
     }
@@ -79,7 +78,7 @@ impl PeerConnection {
                 PeerConnectionState::Closed => return Err(self.replies.failure().unwrap_or_default()),
                 PeerConnectionState::Dialling => {}
             }
-            let remaining = until.saturating_duration_since(Instant::now());
+            let remaining = until.saturating_duration_since(sync::now());
             if remaining.is_zero() {
                 return Err(self.with_address("no connection in time"));
             }
@@ -92,7 +91,7 @@ impl PeerConnection {
     /// # Errors
     /// Why the connection ended.
     pub(super) fn send_piece(&self, piece: PeerWrite<'_>, last: Option<&FailQueue>) -> Result<(), String> {
-        self.wait_until_connected(Instant::now() + self.timeouts.handshake)?;
+        self.wait_until_connected(sync::now() + self.timeouts.handshake)?;
         let Err(e) = self.write_piece(piece, last)? else { return Ok(()) };
         // A PROTOCOL_ERROR from the remote server explains more than the error of the write.
         let why = self.replies.wait_failure(ERROR_REASON_TIMEOUT);
@@ -183,7 +182,7 @@ impl PeerConnection {
         }
         drop(state);
         self.changed.notify_all();
-        let mut last_reply = Instant::now();
+        let mut last_reply = sync::now();
         while !self.is_closed() {
             if let Err(why) = self.read_next(&mut receiver, &mut last_reply) {
                 self.fail(&why);
@@ -200,15 +199,15 @@ impl PeerConnection {
         let stall = self.timeouts.stall;
         let left = || {
             // A PING that is sent meanwhile is due later than this.
-            let since = self.replies.front().map_or_else(Instant::now, |(.., since)| since.max(*last_reply));
-            (since + stall).saturating_duration_since(Instant::now())
+            let since = self.replies.front().map_or_else(sync::now, |(.., since)| since.max(*last_reply));
+            (since + stall).saturating_duration_since(sync::now())
         };
         match read_message(receiver, &Deadline::after(left()), stall)? {
             Some(PeerMessage::Reply(body)) => {
                 // It acknowledges the bytes before its PING. The sink, which fails the queue, is dropped unused.
                 let unexpected = || "it sent a reply that no request is waiting for".to_owned();
                 self.replies.pop().ok_or_else(unexpected)?;
-                *last_reply = Instant::now();
+                *last_reply = sync::now();
                 ExtResponse::decode(ExtCommand::Ping, &body)
                     .map(drop)
                     .map_err(|_| "it sent an invalid reply".to_owned())

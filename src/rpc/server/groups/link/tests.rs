@@ -63,7 +63,7 @@ fn messages_of_two_ranks_arrive_whole_and_in_order() {
                 // The rank may have sent its last message.
                 let _ = acknowledge[usize::from(rank)].send(());
             }
-            assert!(link.close(b"last".to_vec()));
+            assert!(link.close(b"last".to_vec(), true));
             assert!(link.send(b"more", b"").is_ok(), "dropped");
             let mut last = [0; 4];
             peer.read_exact(&mut last, &deadline).unwrap();
@@ -92,17 +92,17 @@ fn the_backlog_is_limited() {
     assert!(matches!(link.send(b"head", &data), Err(SendError::Peer(_))), "no message can follow");
 }
 
-/// The last message follows the rest of a message that was begun, and precedes nothing else.
+/// The last message follows the parts in the backlog if a rank has left, else only the rest of a message that was begun.
 #[test]
-fn messages_that_were_not_begun_are_dropped_when_the_group_fails() {
-    for seed in 0..20 {
+fn parts_in_the_backlog_are_sent_when_a_rank_leaves_and_dropped_when_one_fails() {
+    for (seed, with_parts) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
         let budget = MemoryBudget::new(1 << 24);
         let (link, receiver, (mut peer, sender)) = attached(seed, &budget);
         let data = vec![1; 100_000];
         for number in 0..4 {
             assert!(link.send(&head(0, number, data.len()), &data).is_ok());
         }
-        assert!(link.close(b"last".to_vec()));
+        assert!(link.close(b"last".to_vec(), with_parts));
         thread::scope(|scope| {
             let serve = scope.spawn(|| link.serve(receiver, STALL));
             let (mut all, mut bytes, deadline) = (Vec::new(), [0; 4096], Deadline::after(STALL));
@@ -112,7 +112,8 @@ fn messages_that_were_not_begun_are_dropped_when_the_group_fails() {
                     n => all.extend_from_slice(&bytes[..n]),
                 }
             }
-            assert_eq!((all.len(), all.ends_with(b"last")), (100_006 + 4, true), "seed {seed}");
+            let parts = if with_parts { 4 } else { 1 };
+            assert_eq!((all.len(), all.ends_with(b"last")), (100_006 * parts + 4, true), "seed {seed}");
             drop((peer, sender));
             assert_eq!(serve.join().unwrap(), Ok(()));
         });
