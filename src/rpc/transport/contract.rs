@@ -491,3 +491,16 @@ fn an_injected_stall_delivers_nothing_while_it_lasts() {
         assert_eq!(receiver.read_into(&mut got, &watchdog()).unwrap(), 0);
     }
 }
+
+/// A reset loses bytes that were sent and not received.
+#[test]
+fn an_injected_reset_loses_bytes_in_flight() {
+    for seed in 0..8 {
+        let (ours, theirs) = broken_pair(seed, Injection { fault: Fault::Reset, to_server: true, after: 100 });
+        let (mut receiver, mut sender) = ours.split();
+        let (mut their_receiver, _keep) = theirs.split();
+        assert!(sender.write_all(&[&[7; 100]], WATCHDOG).unwrap_err().is_reset());
+        assert_eq!(their_receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
+        assert_eq!(receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
+    }
+}

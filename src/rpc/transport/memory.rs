@@ -8,9 +8,7 @@
 mod listener;
 
 pub(super) use listener::connect;
-pub(crate) use listener::{
-    Dialler, Link, inject_next, latest_link, listen, listen_at, listen_for, reserve_number,
-};
+pub(crate) use listener::{Dialler, Link, inject_next, latest_link, listen, listen_at, listen_for, reserve_number};
 
 use crate::poison::{Unpoisoned, lock};
 use std::collections::VecDeque;
@@ -34,8 +32,10 @@ pub(crate) struct LinkConditions {
 /// What happens to a connection after some bytes of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Both directions end.
+    /// Both directions end, after the bytes that were accepted.
     Cut,
+    /// As [`Fault::Cut`], but bytes of the direction that were accepted and not received are lost.
+    Reset,
     /// The direction ends after its bytes; the other one stays open.
     HalfClose,
     /// The direction delivers no byte for a time, `None`: until the connection ends. It accepts bytes until its buffer is full.
@@ -151,6 +151,11 @@ impl PipeState {
         self.flush();
         match fault {
             Fault::Cut => return true,
+            Fault::Reset => {
+                self.visible.clear();
+                self.delayed.0.clear();
+                return true;
+            }
             Fault::HalfClose => self.finished = true,
             Fault::Stall(time) => self.delivers_nothing_until = Some(time.map(|time| Instant::now() + time)),
         }
