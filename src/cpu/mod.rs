@@ -147,6 +147,12 @@ impl CpuDevice {
         self.pool().workers()
     }
 
+    /// Bytes of all buffers and queues of the device.
+    #[cfg(test)]
+    pub(crate) fn used_memory(&self) -> u64 {
+        self.budget.used()
+    }
+
     /// The pool for one run.
     fn pool(&self) -> Arc<Pool> {
         Arc::clone(&lock(&self.pool))

@@ -16,6 +16,9 @@
 pub mod client;
 mod connection;
 mod fault;
+#[cfg(all(feature = "server", feature = "client"))]
+#[cfg(test)]
+mod histories;
 pub mod keys;
 #[cfg(all(feature = "server", feature = "client"))]
 pub mod relay;

@@ -9,7 +9,7 @@ use super::transport::memory::{LinkConditions, listen_for};
 use super::transport::{Deadline, dial, resolve};
 use super::wire::*;
 use crate::cpu::{CpuDevice, MathMode};
-use crate::device::{Device, DeviceError, MemoryBudget, UploadSource};
+use crate::device::{Device, DeviceError, MemoryBudget, Timeline, TimelinePoint, UploadSource};
 use crate::graph::Builder;
 use crate::ops::binary::Binary;
 use crate::tensor::DType;
@@ -121,6 +121,23 @@ fn a_cut_connection_is_lost_at_both_ends() {
             std::thread::yield_now();
         }
     }
+}
+
+/// A buffer that is dropped while its read waits for another queue stays allocated until the read is sent.
+#[test]
+fn a_read_that_waits_keeps_its_buffer() {
+    let server = MemoryServer::start(LinkConditions { seed: 7, cut_after: None });
+    let client = connect(&server, Duration::ZERO).unwrap();
+    let (device, budget) = (&client.devices()[0], MemoryBudget::new(1 << 20));
+    let mut queue = device.queue(&budget).unwrap();
+    let buffer = device.alloc(64, &budget).unwrap();
+    queue.upload(buffer.whole(), None, UploadSource::Borrowed(&[7; 64])).unwrap();
+    let other = Timeline::new();
+    queue.wait(&TimelinePoint::new(&other, 1)).unwrap();
+    let read = queue.download(buffer.whole()).unwrap();
+    drop(buffer);
+    other.advance(1);
+    assert_eq!(read.wait(Some(Instant::now() + WATCHDOG)).unwrap(), [7; 64]);
 }
 
 /// A peer copy: the source's server dials the destination's server and sends it the data. Links use the same transport as

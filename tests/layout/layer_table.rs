@@ -69,6 +69,8 @@ const BELOW_SERVER: &[Layer] = &[
             "addresses",
             "files",
             "fastrand",
+            "io",
+            "processes",
         ],
     ),
     layer(

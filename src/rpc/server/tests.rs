@@ -58,3 +58,21 @@ fn accept_errors_are_one_line_and_a_count() {
     .run();
     assert_eq!(context.logs.take_totals(), [(LogKind::AcceptError, 2)]);
 }
+
+impl Server {
+    /// Counts what sessions hold of the server beside device memory: all zero once the last session has ended.
+    pub(in crate::rpc) fn resources_in_use(&self) -> impl Fn() -> [(&'static str, u64); 6] + Send + use<> {
+        use tenants::Resource;
+        let context = Arc::clone(&self.context);
+        move || {
+            [
+                ("connections", context.tenants.used(Resource::Connections)),
+                ("handshakes", context.tenants.used(Resource::Handshakes)),
+                ("queues", context.tenants.used(Resource::Queues)),
+                ("threads of transfers", context.tenants.used(Resource::TransferThreads)),
+                ("bytes of host memory", context.tenants.host_memory.used()),
+                ("transfer tokens", context.transfer_tokens.len() as u64),
+            ]
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! Contract tests of transports: every test runs over TCP and over the in-memory transport with several seeds.
 
-use super::memory::{LinkConditions, pair};
+use super::memory::{
+    Dialler, Fault, Injection, LinkConditions, inject_next, latest_link, listen_at, pair, reserve_number,
+};
 use super::tls::{AllowedPeers, Credentials, Verdict};
 use super::*;
 use crate::rpc::keys::{Identity, PublicKey, SecretKey};
@@ -430,5 +432,75 @@ fn a_cut_ends_both_ends() {
             assert_eq!(got, after);
             assert_eq!(receiver.read_into(&mut buf, &watchdog()).unwrap(), 0);
         });
+    }
+}
+
+/// The client's end and the server's end of a connection to a new listener, with a fault.
+fn broken_pair(seed: u64, injection: Injection) -> (Connection, Connection) {
+    let number = reserve_number();
+    let listener = listen_at(number, LinkConditions { seed, cut_after: None }, None);
+    // In turn before and after the connection is made.
+    if seed % 2 == 0 {
+        inject_next(number, Dialler::ThisThread, injection);
+    }
+    let ours = dial(&[Address::Memory(number)], &watchdog()).unwrap().1;
+    assert!(latest_link(number, Dialler::OtherThreads).is_none());
+    if seed % 2 == 1 {
+        latest_link(number, Dialler::ThisThread).unwrap().inject(injection);
+    }
+    (ours, listener.accept(&watchdog()).unwrap().unwrap())
+}
+
+/// An injected half-close ends one direction after its bytes, and leaves the other one open.
+#[test]
+fn an_injected_half_close_ends_one_direction() {
+    for seed in 0..8 {
+        let after = 1 + 300 * seed;
+        let (ours, theirs) = broken_pair(seed, Injection { fault: Fault::HalfClose, to_server: true, after });
+        let (mut receiver, mut sender) = ours.split();
+        let (mut their_receiver, mut their_sender) = theirs.split();
+        assert!(sender.write_all(&[&vec![7; 4000]], WATCHDOG).unwrap_err().is_reset());
+        let mut got = vec![0; after as usize];
+        their_receiver.read_exact(&mut got, &watchdog()).unwrap();
+        assert_eq!(their_receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
+        their_sender.write_all(&[b"word"], WATCHDOG).unwrap();
+        receiver.read_exact(&mut [0; 4], &watchdog()).unwrap();
+    }
+}
+
+/// An injected stall delays bytes and the end of the stream, and loses none. One without an end lasts until an abort.
+#[test]
+fn an_injected_stall_delivers_nothing_while_it_lasts() {
+    for (seed, time) in [(1, Some(SHORT)), (2, None)] {
+        let (ours, theirs) = broken_pair(seed, Injection { fault: Fault::Stall(time), to_server: true, after: 2 });
+        let aborter = ours.aborter();
+        let (_keep, mut sender) = ours.split();
+        let (mut receiver, _keep_theirs) = theirs.split();
+        let since = Instant::now();
+        sender.write_all(&[b"late"], WATCHDOG).unwrap();
+        sender.finish(&watchdog()).unwrap();
+        assert!(receiver.read_into(&mut [0], &Deadline::after(Duration::ZERO)).unwrap_err().is_timeout());
+        if time.is_none() {
+            assert!(!receiver.readable() && !receiver.hung_up());
+            aborter.abort();
+        }
+        let mut got = [0; 4];
+        receiver.read_exact(&mut got, &watchdog()).unwrap();
+        assert_eq!(&got, b"late");
+        assert!(time.is_none_or(|time| since.elapsed() >= time));
+        assert_eq!(receiver.read_into(&mut got, &watchdog()).unwrap(), 0);
+    }
+}
+
+/// A reset loses bytes that were sent and not received.
+#[test]
+fn an_injected_reset_loses_bytes_in_flight() {
+    for seed in 0..8 {
+        let (ours, theirs) = broken_pair(seed, Injection { fault: Fault::Reset, to_server: true, after: 100 });
+        let (mut receiver, mut sender) = ours.split();
+        let (mut their_receiver, _keep) = theirs.split();
+        assert!(sender.write_all(&[&[7; 100]], WATCHDOG).unwrap_err().is_reset());
+        assert_eq!(their_receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
+        assert_eq!(receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
     }
 }

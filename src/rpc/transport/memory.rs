@@ -2,18 +2,23 @@
 //!
 //! Each direction splits reads and writes at random positions, delays the visibility of bytes by some attempts, keeps bytes
 //! back until they are flushed, finds no room for some attempts to flush or to finish, and can be cut after a number of bytes.
-//! Delays are counted in attempts: nothing sleeps.
+//! Delays are counted in attempts: nothing sleeps. [`Link::inject`] adds a [`Fault`] to a connection in use,
+//! and [`inject_next`] to one that is about to be dialled.
+
+mod listener;
+
+pub(super) use listener::connect;
+pub(crate) use listener::{Dialler, Link, inject_next, latest_link, listen, listen_at, listen_for, reserve_number};
 
 use crate::poison::{Unpoisoned, lock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
+use super::{Connection, Deadline, Interest, PeerAddr, Transport, TransportError};
 
 /// Fault injection of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +27,29 @@ pub(crate) struct LinkConditions {
     pub(crate) seed: u64,
     /// Both directions are cut after this many bytes of one direction.
     pub(crate) cut_after: Option<u64>,
+}
+
+/// What happens to a connection after some bytes of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Both directions end, after the bytes that were accepted.
+    Cut,
+    /// As [`Fault::Cut`], but bytes of the direction that were accepted and not received are lost.
+    Reset,
+    /// The direction ends after its bytes; the other one stays open.
+    HalfClose,
+    /// The direction delivers no byte for a time, `None`: until the connection ends. It accepts bytes until its buffer is full.
+    Stall(Option<Duration>),
+}
+
+/// A fault, and where it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Injection {
+    pub(crate) fault: Fault,
+    /// The direction from client to server, or the other one.
+    pub(crate) to_server: bool,
+    /// Bytes of that direction that are still accepted before the fault. 0: it happens at once.
+    pub(crate) after: u64,
 }
 
 /// Largest delay of bytes, in attempts to read.
@@ -33,10 +61,6 @@ const CAPACITY: std::ops::Range<usize> = 1 << 10..64 << 10;
 /// Source of connection numbers.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 
-/// Source of listener numbers. The address `memory:NUMBER` has the number in place of a port, for which `--peer` accepts 1 to
-/// 65535.
-static NEXT_LISTENER: AtomicU64 = AtomicU64::new(1);
-
 /// The two ends of a connection.
 pub(crate) fn pair(conditions: LinkConditions) -> (Connection, Connection) {
     pair_from(conditions, None)
@@ -44,7 +68,15 @@ pub(crate) fn pair(conditions: LinkConditions) -> (Connection, Connection) {
 
 /// The two ends of a connection. The second one sees `client` as the address of its peer, if there is one.
 fn pair_from(conditions: LinkConditions, client: Option<SocketAddr>) -> (Connection, Connection) {
-    let pipes = [0, 1].map(|n| Arc::new(Pipe::new(conditions, n)));
+    ends(&pipes(conditions), client)
+}
+
+/// The directions to the first end and to the second end of a connection.
+fn pipes(conditions: LinkConditions) -> [Arc<Pipe>; 2] {
+    [0, 1].map(|n| Arc::new(Pipe::new(conditions, n)))
+}
+
+fn ends(pipes: &[Arc<Pipe>; 2], client: Option<SocketAddr>) -> (Connection, Connection) {
     let number = NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed);
     let end = |from: usize| {
         let (incoming, outgoing) = (Arc::clone(&pipes[from]), Arc::clone(&pipes[1 - from]));
@@ -52,6 +84,19 @@ fn pair_from(conditions: LinkConditions, client: Option<SocketAddr>) -> (Connect
         Connection::new(MemoryTransport { peer, incoming, outgoing })
     };
     (end(0), end(1))
+}
+
+/// Injects a fault into a connection with these directions.
+fn break_pipe(pipes: &[Arc<Pipe>; 2], Injection { fault, to_server, after }: Injection) {
+    let cut = pipes[usize::from(to_server)].change(|state| {
+        if after > 0 {
+            state.fault = Some((after, fault));
+        }
+        after == 0 && state.break_down(fault)
+    });
+    if cut {
+        pipes.iter().for_each(|pipe| pipe.change(|state| state.aborted = true));
+    }
 }
 
 /// One end of a connection.
@@ -83,8 +128,10 @@ struct PipeState {
     unflushed: VecDeque<u8>,
     /// Whether the last attempt to flush or to finish found no room.
     stalled: bool,
-    /// Remaining bytes until the cut.
-    until_cut: Option<u64>,
+    /// The next fault, and the remaining bytes until it happens.
+    fault: Option<(u64, Fault)>,
+    /// The end of an injected stall, during which nothing is delivered; `Some(None)`: that of the connection.
+    delivers_nothing_until: Option<Option<Instant>>,
     finished: bool,
     aborted: bool,
 }
@@ -94,13 +141,34 @@ impl PipeState {
         (self.finished || self.aborted) && self.visible.is_empty() && self.delayed.0.is_empty()
     }
 
+    /// Whether an injected stall lasts. An abort ends it.
+    fn delivers_nothing(&self) -> bool {
+        !self.aborted && self.delivers_nothing_until.is_some_and(|until| until.is_none_or(|at| Instant::now() < at))
+    }
+
+    /// Makes the fault happen. Returns whether both directions have to end.
+    fn break_down(&mut self, fault: Fault) -> bool {
+        self.flush();
+        match fault {
+            Fault::Cut => return true,
+            Fault::Reset => {
+                self.visible.clear();
+                self.delayed.0.clear();
+                return true;
+            }
+            Fault::HalfClose => self.finished = true,
+            Fault::Stall(time) => self.delivers_nothing_until = Some(time.map(|time| Instant::now() + time)),
+        }
+        false
+    }
+
     fn has_room(&self) -> bool {
         self.visible.len() + self.delayed.0.len() + self.unflushed.len() < self.capacity
     }
 
     /// Whether an attempt to read makes progress, if only by ageing delayed bytes.
     fn is_readable(&self) -> bool {
-        !self.visible.is_empty() || !self.delayed.0.is_empty() || self.has_ended()
+        !self.delivers_nothing() && (!self.visible.is_empty() || !self.delayed.0.is_empty() || self.has_ended())
     }
 
     fn is_writable(&self) -> bool {
@@ -140,7 +208,8 @@ impl Pipe {
             delayed: (VecDeque::new(), 0),
             unflushed: VecDeque::new(),
             stalled: false,
-            until_cut: conditions.cut_after,
+            fault: conditions.cut_after.map(|bytes| (bytes, Fault::Cut)),
+            delivers_nothing_until: None,
             finished: false,
             aborted: false,
         };
@@ -151,7 +220,8 @@ impl Pipe {
     fn change<T>(&self, work: impl FnOnce(&mut PipeState) -> T) -> T {
         let mut state = lock(&self.state);
         let done = work(&mut state);
-        self.readable.store(!state.visible.is_empty() || state.has_ended(), Ordering::Release);
+        let readable = !state.delivers_nothing() && (!state.visible.is_empty() || state.has_ended());
+        self.readable.store(readable, Ordering::Release);
         drop(state);
         self.changed.notify_all();
         done
@@ -160,7 +230,12 @@ impl Pipe {
     fn wait(&self, deadline: &Deadline, ready: impl Fn(&PipeState) -> bool) -> bool {
         let mut state = lock(&self.state);
         while !ready(&state) {
-            let Some(left) = deadline.remaining() else { return false };
+            let Some(mut left) = deadline.remaining() else { return false };
+            if let Some(Some(at)) = state.delivers_nothing_until {
+                // Zero once the stall is over, when only a change makes the direction ready.
+                let stalled = at.saturating_duration_since(Instant::now());
+                left = if stalled.is_zero() { left } else { left.min(stalled) };
+            }
             state = self.changed.wait_timeout(state, left).unpoisoned().0;
         }
         true
@@ -170,6 +245,9 @@ impl Pipe {
 impl Transport for MemoryTransport {
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
         self.incoming.change(|state| {
+            if state.delivers_nothing() {
+                return Ok(None);
+            }
             if state.visible.is_empty() {
                 state.age();
             }
@@ -195,16 +273,18 @@ impl Transport for MemoryTransport {
             let len = src.iter().map(|part| part.len()).sum::<usize>();
             let most = len.min(state.capacity);
             let mut n = if state.rng.bool() { most } else { state.rng.usize(1..=most) };
-            let cut = state.until_cut.is_some_and(|left| left <= n as u64);
-            if let Some(left) = &mut state.until_cut {
-                n = n.min(*left as usize);
+            let due = state.fault.take_if(|(left, _)| *left <= n as u64);
+            if let Some((left, _)) = &due {
+                n = *left as usize;
+            }
+            if let Some((left, _)) = &mut state.fault {
                 *left -= n as u64;
             }
             state.unflushed.extend(src.iter().flat_map(|part| part.iter()).take(n));
-            if state.rng.bool() || cut {
+            if state.rng.bool() {
                 state.flush();
             }
-            (Ok(Some(n)), cut)
+            (Ok(Some(n)), due.is_some_and(|(_, fault)| state.break_down(fault)))
         });
         if cut {
             self.abort();
@@ -250,7 +330,7 @@ impl Transport for MemoryTransport {
 
     fn hung_up(&self) -> bool {
         let incoming = lock(&self.incoming.state);
-        incoming.finished || incoming.aborted
+        incoming.aborted || (incoming.finished && !incoming.delivers_nothing())
     }
 
     fn set_loss_timeout(&self, _: Duration) {}
@@ -284,67 +364,5 @@ impl Transport for MemoryTransport {
 impl Drop for MemoryTransport {
     fn drop(&mut self) {
         self.abort();
-    }
-}
-
-/// Message to a listener: a connection, or `None` to wake it.
-type Incoming = Option<Connection>;
-
-/// The listeners of this process by their numbers, with the fault injection of their connections and the address of their
-/// clients.
-type Listeners = HashMap<u64, (mpsc::Sender<Incoming>, LinkConditions, Option<SocketAddr>)>;
-static LISTENERS: Mutex<Option<Listeners>> = Mutex::new(None);
-
-/// A listener that clients in this process reach as `memory:NUMBER`.
-#[derive(Debug)]
-pub(crate) struct MemoryListener {
-    number: u64,
-    to: mpsc::Sender<Incoming>,
-    incoming: mpsc::Receiver<Incoming>,
-}
-
-/// Listens within this process. The seed of the first connection is that of `conditions`; each further connection has the next
-/// seed.
-pub(crate) fn listen(conditions: LinkConditions) -> MemoryListener {
-    listen_for(conditions, None)
-}
-
-/// As [`listen`]. The listener sees `client` as the address of its clients, if there is one.
-pub(crate) fn listen_for(conditions: LinkConditions, client: Option<SocketAddr>) -> MemoryListener {
-    let number = NEXT_LISTENER.fetch_add(1, Ordering::Relaxed);
-    let (to, incoming) = mpsc::channel();
-    let mut listeners = LISTENERS.lock().unpoisoned();
-    listeners.get_or_insert_default().insert(number, (to.clone(), conditions, client));
-    MemoryListener { number, to, incoming }
-}
-
-/// Connects to a listener by its number.
-pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
-    let mut listeners = LISTENERS.lock().unpoisoned();
-    let (to, conditions, client) =
-        listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
-    let (ours, theirs) = pair_from(*conditions, *client);
-    conditions.seed += 1;
-    to.send(Some(theirs)).map_err(|_| DialError::OwnSocket)?;
-    Ok(ours)
-}
-
-impl Listen for MemoryListener {
-    fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError> {
-        match self.incoming.recv_timeout(deadline.remaining().unwrap_or_default()) {
-            Ok(incoming) => Ok(incoming),
-            // Disconnected cannot happen: the listener itself holds a sender.
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
-        }
-    }
-
-    fn local_addr(&self) -> Address {
-        Address::Memory(self.number)
-    }
-
-    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
-        let to = self.to.clone();
-        // Fails if the listener was dropped.
-        Box::new(move || _ = to.send(None))
     }
 }

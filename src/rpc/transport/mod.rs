@@ -7,7 +7,7 @@
 //!         ▼
 //!     Transport ── tcp                     (one non-blocking attempt per call; how to wait)
 //!               ├─ tls                     (over tcp: keys and encryption)
-//!               └─ memory                  (tests: seeded splits, delays and cuts)
+//!               └─ memory                  (tests: seeded splits, delays and faults)
 //! ```
 //!
 //! A connection is split into a [`Receiver`] and a [`Sender`], which two threads use concurrently. An [`Aborter`] ends it from

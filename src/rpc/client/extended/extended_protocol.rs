@@ -245,15 +245,15 @@ impl QueueProtocol for ExtendedProtocol {
     fn download(&mut self, parts: Vec<(Region, ReadCompleter)>) -> Result<(), DeviceError> {
         let (tracker, marked, (max_spans, max_bytes)) =
             (Arc::clone(&self.marks), self.mark_is_last, self.read_limits()?);
-        let mut reads: Vec<Vec<(BufferSpan, ReadCompleter)>> = Vec::new();
+        let mut reads: Vec<Vec<(Region, BufferSpan, ReadCompleter)>> = Vec::new();
         let (mut free_bytes, mut last) = (0, None);
         for (src, to) in parts {
             let span = span(remote_buffer(&src)?, src.offset(), src.bytes());
             match reads.last_mut().filter(|read| read.len() < max_spans && span.len <= free_bytes) {
-                Some(read) => read.push((span, to)),
+                Some(read) => read.push((src, span, to)),
                 None => {
                     free_bytes = max_bytes;
-                    reads.push(vec![(span, to)]);
+                    reads.push(vec![(src, span, to)]);
                 }
             }
             free_bytes -= span.len;
@@ -262,8 +262,9 @@ impl QueueProtocol for ExtendedProtocol {
             let session = guard.shared.session()?;
             let proven_mark = tracker.place_read(marked);
             for read in std::mem::take(&mut reads) {
-                let spans: Vec<_> = read.iter().map(|(span, _)| BufferSpans::encode(span)).collect();
-                let parts = read.into_iter().map(|(span, to)| (span.len, to)).collect();
+                let spans: Vec<_> = read.iter().map(|(_, span, _)| BufferSpans::encode(span)).collect();
+                // The regions are dropped only here, with exclusive use of the writer: a FREE_BUFFER follows the READ.
+                let parts = read.into_iter().map(|(_, span, to)| (span.len, to)).collect();
                 let id = session.register_read(tracker.queue, proven_mark, parts);
                 last = Some(id);
                 let request = ReadSpans { queue: tracker.queue, id, spans: BufferSpans::new(&spans) };
@@ -278,7 +279,7 @@ impl QueueProtocol for ExtendedProtocol {
         });
         self.last_read = last;
         sent.inspect_err(|e| {
-            reads.into_iter().flatten().for_each(|(_, to)| to.complete(Err(e.clone())));
+            reads.into_iter().flatten().for_each(|(_, _, to)| to.complete(Err(e.clone())));
             if let Some(session) = &self.remote.connection.session {
                 session.fail_queue(&self.marks, e, FailureScope::AllConnections);
             }
