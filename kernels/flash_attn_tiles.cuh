@@ -1,14 +1,18 @@
-// Tiles of k, v and the mask for flash_attn_prompt.cu: copies to shared memory, the scan of the mask, and values that are not finite.
+// Tiles of k, v and the mask for flash_attn_prompt.cu and flash_attn_latent.cu, which define THREADS and ROWS (queries of a block): copies to shared
+// memory, the scan of the mask, and values that are not finite.
 #pragma once
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "flash_attn_common.cuh"
 
-constexpr u32 THREADS = 128, WARPS = THREADS / 32;
-constexpr u32 ROWS = 64;           // queries of a block: 16 per warp
+constexpr u32 WARPS = THREADS / 32;
 constexpr u32 STEP_BYTES = 16 * THREADS; // a step's fragments of queries of all warps
 constexpr u32 SCANNED_TILES = 32;  // tiles whose masks are scanned at a time: one bit each
 constexpr u32 HIDDEN_PAIR = (u32)HIDDEN << 16 | HIDDEN;
+
+// Weights are relative to a reference, and the largest is between 2^7 and 2^15: in this range, F16 holds them and those that are much
+// smaller. Sums are rescaled only when the largest exceeds it.
+constexpr float MIN_HEADROOM = 7.0f, MAX_HEADROOM = 15.0f;
 
 // A tile of positions in shared memory. A row is a position; it has WIDTH channels of k or v, in chunks of 8 (16 bytes).
 // ldmatrix reads the same chunk of eight rows. These must be in different banks: either a row has an odd number of chunks, with one
@@ -166,4 +170,101 @@ template <class T>
 __device__ __forceinline__ u32 finite_values(u32 word) {
     const u32 bad = add_zero_times(T(), word, 0) & 0x7fff7fff;
     return word & ((bad & 0xffff ? 0 : 0xffff) | (bad >> 16 ? 0 : 0xffff0000));
+}
+
+// Biases, or HIDDEN_PAIR. The predicates keep the compiler from branches, so that all loads of a tile are in flight together.
+__device__ __forceinline__ u32 load_pair(const u16 *at, bool wanted) {
+    u32 pair;
+    asm("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, %3; @p ld.global.u32 %0, [%1];}"
+        : "=r"(pair)
+        : "l"(__cvta_generic_to_global(at)), "r"((u32)wanted), "n"(HIDDEN_PAIR));
+    return pair;
+}
+__device__ __forceinline__ u32 load_one(const u16 *at, bool wanted) {
+    u16 bias;
+    asm("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, %3; @p ld.global.u16 %0, [%1];}"
+        : "=h"(bias)
+        : "l"(__cvta_generic_to_global(at)), "r"((u32)wanted), "n"(HIDDEN));
+    return bias;
+}
+
+// block_place, computed again where it is rarely needed: otherwise it takes registers all the time.
+__device__ __forceinline__ BlockPlace place_again(const FlashAttnArgs &args) {
+    u32 x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return block_place(args, x);
+}
+
+// Where the results of a query go: to dst, or to the sums of this part.
+struct Result {
+    float *sums;
+    float2 *stats;
+
+    static __device__ __forceinline__ Result of(const FlashAttnArgs &args, const BlockPlace &place, u32 query) {
+        const u64 all = (u64)args.batches * args.tokens * args.heads;
+        const u64 at = ((u64)place.batch * args.tokens + query / args.group) * args.heads + place.head0 + query % args.group;
+        if (gridDim.y == 1) return {args.dst + at * args.dv, nullptr};
+        return {args.sums + (blockIdx.y * all + at) * args.dv, (float2 *)args.stats + blockIdx.y * all + at};
+    }
+};
+
+// A bit for each position of a tile.
+template <u32 POSITIONS> struct BitsOf { using Type = u64; };
+template <> struct BitsOf<32> { using Type = u32; };
+
+// Adds values that are not finite to the results, which are not in use yet, of the queries that see them. A thread has a channel, and bits of
+// the positions of its bad values: so a query takes few instructions, however many of them there are.
+template <class T, class Tile>
+__device__ __forceinline__ void add_bad_values(const FlashAttnArgs &args, const BlockPlace &place, const u8 *tile, u32 position, u32 end,
+                                               u32 had_bad) {
+    const u32 last = min(place.first + ROWS, args.tokens * args.group), positions = min(Tile::POSITIONS, end - position);
+    const u32 lane = threadIdx.x % 32;
+    const float infinity = __uint_as_float(0x7f800000);
+    using Bits = typename BitsOf<Tile::POSITIONS>::Type;
+#pragma unroll 1
+    for (u32 first = 0; first < args.dv; first += THREADS) {
+        const u32 channel = first + threadIdx.x;
+        Bits above = 0, below = 0, others = 0; // infinities and NaN
+        if (channel < args.dv) {
+#pragma unroll 1
+            for (u32 i = 0; i < positions; i++) {
+                const float value = T::load1(tile + Tile::at(i, channel / 8), channel % 8);
+                const Bits bit = (Bits)1 << i;
+                if (value == infinity) above |= bit;
+                else if (value == -infinity) below |= bit;
+                else if (value != value) others |= bit;
+            }
+        }
+        if (had_bad && !__any_sync(~0u, (above | below | others) != 0)) continue;
+#pragma unroll 1
+        for (u32 query = place.first; query < last; query++) {
+            asm volatile("" : "+r"(had_bad)); // one loop for both cases
+            Bits seen = ~(Bits)0;
+            if (args.mask) {
+                const u16 *const mask = mask_row(args, place, query) + position;
+                seen = __ballot_sync(~0u, lane < positions && mask[lane] != HIDDEN);
+                if constexpr (sizeof(Bits) == 8) {
+                    seen |= (Bits)__ballot_sync(~0u, lane + 32 < positions && mask[lane + 32] != HIDDEN) << 32;
+                }
+            }
+            float sum = 0.0f;
+            if (seen & above) sum += infinity;
+            if (seen & below) sum -= infinity;
+            if (seen & others) sum = __uint_as_float(0x7fffffff);
+            if (channel >= args.dv || (had_bad && sum == 0.0f)) continue;
+            float *const to = Result::of(args, place, query).sums + channel;
+            *to = had_bad ? *to + sum : sum;
+        }
+    }
+}
+
+// The factor by which a query is multiplied before it is rounded, and that of its scores, from its largest absolute value.
+__device__ __forceinline__ float query_scale(float most, float scale, float &factor) {
+    // Queries times 2^by are below 2^8, so that what is rounded to 0 is below 2^-31 of the largest. Smaller ones do not matter. The limit of 60
+    // keeps a bias divided by the factor finite: the scale is at least 2^-40.
+    const int exponent = __float_as_uint(most) >> 23, by = exponent == 0 || exponent == 255 ? 0 : min(134 - exponent, 60);
+    float up = __uint_as_float((127 + by) << 23);
+    factor = __uint_as_float((127 - by) << 23) * fabsf(scale);
+    if (scale < 0.0f) up = -up; // factors are positive, for the sake of maxima
+    return up;
 }

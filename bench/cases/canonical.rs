@@ -2,7 +2,9 @@
 //! a llama model that decodes one token.
 
 use super::layer::{layers, reshaped};
-use super::{Case, Content, Draft, Sizes, attention, bytes, kind, mul_mat, mul_mat_id, passes, vision, weights};
+use super::{
+    Case, Content, Draft, Sizes, attention, bytes, kind, latent_attention, mul_mat, mul_mat_id, passes, vision, weights,
+};
 use fanout::graph::BuildError;
 use fanout::ops::binary::Binary;
 use fanout::ops::dsv4::{Dsv4, STREAMS};
@@ -51,6 +53,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| tied(s, t)));
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(prompts(s));
+    cases.extend(latent());
     cases.extend(passes(s, 1));
     cases.extend([F16, Q4_K].map(|t| layers(s, t, 1, 1)));
     cases.extend([F16, Q4_K, IQ4_XS].map(experts));
@@ -70,6 +73,17 @@ fn prompts(s: &Sizes) -> Vec<Case> {
     cases.extend([64, 128, 256].map(|head| of(BF16, head, PROMPT)));
     cases.extend([64, 128].map(|head| of(Q8_0, head, PROMPT)));
     cases.extend([(F16, 64), (F16, 128), (Q8_0, 128)].map(|(t, head)| of(t, head, s.context)));
+    cases
+}
+
+/// Latent attention with the heads of large and small models of DeepSeek: decoding, also behind a long context, and prompts. With 128 heads, 64 tokens
+/// are as many queries as 512 with 16; more would take the emulator long.
+fn latent() -> Vec<Case> {
+    let of = |t, heads, n, kv| latent_attention(t, heads, [576, 512], n, kv);
+    let sizes = [(128, 1, 4096), (128, 64, 4096), (128, 1, 32768), (16, 1, 4096), (16, PROMPT, 4096)];
+    let mut cases: Vec<Case> = sizes.map(|(heads, n, kv)| of(F16, heads, n, kv)).into();
+    cases.extend([1, 4].map(|n| of(BF16, 16, n, 4096)));
+    cases.extend([F16, BF16].into_iter().flat_map(|t| [1, 4].map(|n| latent_attention(t, 16, [320, 256], n, 4096))));
     cases
 }
 

@@ -322,6 +322,31 @@ fn attention(s: &Sizes, t: DType, n: usize, kv: usize) -> Case {
     }
 }
 
+/// As [`attention`], with V in the first `values` channels of the only head of K, as in latent attention.
+fn latent_attention(t: DType, heads: usize, [channels, values]: [usize; 2], n: usize, kv: usize) -> Case {
+    let s = &Sizes { heads, kv_heads: 1, head: channels, ..Sizes::MODEL };
+    let case = attention(s, t, n, kv);
+    let pairs = n * (kv - n) + n * (n + 1) / 2;
+    Case {
+        shape: format!("{heads} latent heads of {channels}/{values}, {kv} positions, by {n}"),
+        read: bytes(t, channels * kv) + (4 * channels * heads + 2 * kv) * n,
+        written: 4 * values * heads * n,
+        ops: 2 * heads * (channels + values) * pairs,
+        sets: 1,
+        build: Box::new(move |d| {
+            let (q, k) = (d.values(F32, [channels, n, heads, 1])?, d.values(t, [channels, kv, 1, 1])?);
+            let row = bytes(t, channels);
+            let v = TensorDesc::strided(t, [values, kv, 1, 1], [t.block_bytes(), row, kv * row, kv * row])?;
+            let v = d.b.view(k, v, 0)?;
+            let mask = d.leaf(F16, [kv, n, 1, 1], Content::Mask)?;
+            let scale = (channels as f32).powf(-0.5);
+            let op = FlashAttn { scale, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
+            d.b.node(op, &[Some(q), Some(k), Some(v), Some(mask)]).map(drop)
+        }),
+        ..case
+    }
+}
+
 /// A memory-bound case without products: bytes that a node reads and writes.
 struct Pass {
     op: &'static str,

@@ -40,6 +40,8 @@ pub struct Gpu {
     pub memory: u64,
     /// Peak frequency of the multiprocessors, in kHz.
     pub clock_khz: u32,
+    /// Bytes of shared memory that a block can have if its kernel opts in; 0 if the driver does not report them.
+    pub(super) shared_per_block: u32,
     /// CUDA version of the driver in the notation of cuDriverGetVersion: 12040 is 12.4.
     pub driver: u32,
     /// Peak frequency of the memory in kHz; 0 if the driver does not report it. It transfers twice per cycle.
@@ -143,6 +145,7 @@ fn query_gpu(ordinal: usize, driver: i32) -> Result<Gpu, DriverError> {
         multiprocessors: number_or_0(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).max(1),
         memory: memory as u64,
         clock_khz: number_or_0(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        shared_per_block: number_or_0(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         driver: u32::try_from(driver).unwrap_or(0),
         memory_clock_khz: number_or_0(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: number_or_0(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
@@ -161,6 +164,7 @@ impl Gpu {
             multiprocessors: 132,
             memory: 80 << 30,
             clock_khz: 1_980_000,
+            shared_per_block: 227 << 10,
             driver: 12_000,
             memory_clock_khz: 2_619_000,
             memory_bus_bits: 5120,

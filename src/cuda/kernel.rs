@@ -82,6 +82,9 @@ pub(super) enum Ptr {
     ErrorWord,
 }
 
+/// Bytes of dynamic shared memory that every launch may have; for more, a function has to opt in, and not all GPUs have them.
+pub(super) const DEFAULT_SHARED: u32 = 48 << 10;
+
 /// Bytes at [`Ptr::Counters`].
 pub(super) const COUNTER_BYTES: u64 = 16 << 10;
 
@@ -92,7 +95,7 @@ pub(super) struct Grid {
     pub(super) blocks: [u64; 3],
     /// Threads of a block in x, y and z: at most 1024 in total.
     pub(super) threads: [u32; 3],
-    /// Bytes of dynamic shared memory per block, at most 48 KiB.
+    /// Bytes of dynamic shared memory per block. Beyond [`DEFAULT_SHARED`], all launches of an entry need the same number.
     pub(super) shared: u32,
 }
 
@@ -155,6 +158,9 @@ impl KernelLaunch {
         if x > i32::MAX as u64 || y > 65535 || z > 65535 {
             return Err(no(format!("a grid of {x} x {y} x {z} blocks")));
         }
+        if grid.shared > DEFAULT_SHARED.max(gpu.shared_per_block) {
+            return Err(no(format!("{} bytes of shared memory per block", grid.shared)));
+        }
         let accesses = arguments.accesses(&grid).map_err(|rule| no(format!("{name} would access {rule}")))?;
         Ok(KernelLaunch {
             entry,
@@ -203,7 +209,7 @@ impl KernelLaunch {
 
     /// Loads the kernel into the device's context.
     pub(super) fn load(self, context: &DeviceContext) -> Result<LoadedLaunch, DeviceError> {
-        let function = context.modules.load_function(context, self.entry)?;
+        let function = context.modules.load_function(context, self.entry, self.shared)?;
         Ok(LoadedLaunch { function, launch: self })
     }
 }

@@ -7,7 +7,7 @@
 
 use super::context::{DeviceContext, PrimaryContext};
 use super::driver_api;
-use super::kernel::{IMAGES, KernelEntry, KernelLaunch, LoadedLaunch, PtxImage, find_entry};
+use super::kernel::{DEFAULT_SHARED, IMAGES, KernelEntry, KernelLaunch, LoadedLaunch, PtxImage, find_entry};
 use super::programmatic::with_grid_waits;
 use crate::device::{DeviceError, ModuleLoad, Reservation};
 use crate::poison::lock;
@@ -111,8 +111,13 @@ impl Modules {
         self.load(context, image).map(drop)
     }
 
-    /// The function of an entry, whose module is loaded if it is not.
-    pub(super) fn load_function(&self, context: &DeviceContext, entry: KernelEntry) -> Result<Function, DeviceError> {
+    /// The function of an entry, whose module is loaded if it is not, for launches with `shared` bytes of dynamic shared memory.
+    pub(super) fn load_function(
+        &self,
+        context: &DeviceContext,
+        entry: KernelEntry,
+        shared: u32,
+    ) -> Result<Function, DeviceError> {
         let module = self.load(context, entry.image)?;
         context.bind()?;
         let name = CString::new(entry.name).map_err(|e| DeviceError::Bug(e.to_string()))?;
@@ -123,6 +128,14 @@ impl Modules {
         if context.gpu.driver >= FUNC_LOAD_DRIVER {
             // SAFETY: as above.
             unsafe { driver_api::cuFuncLoad(raw) }.map_err(|e| context.driver_error("cuFuncLoad", e))?;
+        }
+        if shared > DEFAULT_SHARED {
+            // The attribute belongs to the function, not to a launch. An entry that needs it is always launched with the same number, so that no
+            // program lowers it for another.
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: as above.
+            unsafe { driver_api::cuFuncSetAttribute(raw, attribute, shared as i32) }
+                .map_err(|e| context.driver_error("cuFuncSetAttribute", e))?;
         }
         Ok(Function { raw, _module: module })
     }

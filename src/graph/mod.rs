@@ -146,16 +146,19 @@ impl Graph {
     /// The view of a node that shape rules and devices take; `None` if the node refers to tensors that the graph lacks.
     pub fn node_view<'a>(&'a self, node: &'a Node) -> Option<NodeView<'a>> {
         let dst = &self.tensor(node.dst)?.desc;
-        let mut srcs = [None; MAX_SRC];
-        for (slot, id) in srcs.iter_mut().zip(node.srcs) {
+        let (mut srcs, mut starts) = ([None; MAX_SRC], [None; MAX_SRC]);
+        for ((src, start), id) in srcs.iter_mut().zip(&mut starts).zip(node.srcs) {
             if let Some(id) = id {
-                *slot = Some(&self.tensor(id)?.desc);
+                let tensor = self.tensor(id)?;
+                *src = Some(&tensor.desc);
+                *start = tensor.place.map(|place| (place.slot, place.offset));
             }
         }
         let operands = node.srcs.into_iter().flatten().chain([node.dst]);
         let fits = |t: &Tensor| t.place.is_none_or(|place| t.desc.is_aligned_at(place.offset));
         let aligned = operands.into_iter().all(|id| self.tensor(id).is_none_or(fits));
-        Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs), aligned })
+        let srcs = Sources::new(node.op.code(), &srcs).with_starts(starts);
+        Some(NodeView { op: &node.op, dst, srcs, aligned })
     }
 
     /// The same graph with other places of some tensors. A place may be in a slot after the graph's slots, which the caller binds.

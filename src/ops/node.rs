@@ -11,6 +11,8 @@ pub struct Sources<'a> {
     /// The op of the node, for error messages.
     op: OpCode,
     list: [Option<&'a TensorDesc>; MAX_SRC],
+    /// Where they start, if that is known: the slot, and the offset in it.
+    starts: [Option<(u32, usize)>; MAX_SRC],
 }
 
 impl<'a> Sources<'a> {
@@ -20,7 +22,18 @@ impl<'a> Sources<'a> {
         for (slot, &src) in all.iter_mut().zip(list) {
             *slot = src;
         }
-        Sources { op, list: all }
+        Sources { op, list: all, starts: [None; MAX_SRC] }
+    }
+
+    /// The same sources, which start at these offsets in the slots of a graph.
+    pub(crate) fn with_starts(self, starts: [Option<(u32, usize)>; MAX_SRC]) -> Sources<'a> {
+        Sources { starts, ..self }
+    }
+
+    /// Whether sources `i` and `j` are known to start at the same address.
+    pub(crate) fn start_together(&self, i: usize, j: usize) -> bool {
+        let start = |i: usize| self.starts.get(i).copied().flatten();
+        start(i).is_some_and(|of_i| start(j) == Some(of_i))
     }
 
     /// Source `i`, or an error that names the missing one.

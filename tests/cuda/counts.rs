@@ -4,6 +4,7 @@ use crate::fixture::{CudaFixture, whole_buffer};
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::binary::Binary;
 use fanout::ops::copy::CopyOp;
+use fanout::ops::flash_attn::FlashAttn;
 use fanout::ops::glu::{self, Glu};
 use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
@@ -11,6 +12,7 @@ use fanout::ops::softmax::SoftMax;
 use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::ops::{Op, OutputSpec};
 use fanout::tensor::DType::{F16, F32, I32};
+use fanout::tensor::TensorDesc;
 use serde_json::Value;
 
 /// Elements of each case: 64 MiB of f32.
@@ -110,6 +112,31 @@ fn fill_reads_nothing() {
             assert_eq!(counts["kernels"].as_object().unwrap().values().map(read).collect::<Vec<_>>(), [0.0]);
         }
     }
+}
+
+/// Latent attention: V is part of K, and all heads share it. Blocks of 64 heads read each byte of K once.
+#[test]
+fn latent_attention_of_128_heads_reads_k_twice() {
+    let (heads, positions, [channels, values]) = (128, 1000, [576, 512]);
+    // One multiprocessor: the positions are not split, so that the queries are read once.
+    let fixture = CudaFixture::new("CUDAEMU_COUNTS=on\nCUDAEMU_CAPABILITY=8.0\nCUDAEMU_SMS=1");
+    let mut b = Builder::new();
+    let (q, k) = (b.leaf(F32, [channels, 1, heads, 1]).unwrap(), b.leaf(F16, [channels, positions, 1, 1]).unwrap());
+    let row = 2 * channels;
+    let v = TensorDesc::strided(F16, [values, positions, 1, 1], [2, row, positions * row, positions * row]).unwrap();
+    let v = b.view(k, v, 0).unwrap();
+    let op = FlashAttn { scale: 0.04, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
+    b.node(op, &[Some(q), Some(k), Some(v)]).unwrap();
+    let graph = std::sync::Arc::new(b.build().unwrap());
+    let (buffer, mut queue) = (fixture.buffer(0, graph.slot_sizes()[0] as u64), fixture.queue(0));
+    queue.run(&fixture.program(0, &graph), &whole_buffer(&buffer)).unwrap();
+    queue.mark().wait(crate::fixture::test_deadline()).unwrap();
+    let counts: Value = serde_json::from_str(&fixture.emulator.counts_json()).unwrap();
+    let read = counts["kernels"]["flash_attn_latent_f16_576_64"]["global_read"]["bytes"].as_f64().unwrap();
+    // A tile of 32 positions repeats the last one.
+    let rows = positions.next_multiple_of(32) * row;
+    assert_eq!(read, (2 * rows + 4 * channels * heads) as f64);
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
 }
 
 /// Checks the counters of the kernels that ran, relative to the distinct bytes that they access.

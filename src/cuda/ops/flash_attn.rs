@@ -1,7 +1,8 @@
 //! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding). On tensor cores,
-//! kernels/flash_attn_prompt.cu is for many queries and kernels/flash_attn_mma.cu for few; kernels/flash_attn.cu is for GPUs without
-//! tensor cores and for other types and sizes.
+//! kernels/flash_attn_latent.cu is for V that is a view of K, kernels/flash_attn_prompt.cu for many queries and kernels/flash_attn_mma.cu
+//! for few; kernels/flash_attn.cu is for GPUs without tensor cores and for other types and sizes.
 
+mod latent;
 mod prompt;
 
 use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
@@ -14,6 +15,7 @@ use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
+use latent::Latent;
 use prompt::{Prompt, Rows};
 
 /// Limit of octets (groups of 8 channels) of v per block. With the smallest tile, four queries, each thread then has one octet.
@@ -149,8 +151,11 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     // Blocks of a tile of queries and a span of channels.
     let groups = u64::from(heads / group) * u64::from(batches);
     let prompt = Prompt::of(&op, [k, v], mask, [tokens, queries], on.gpu.capability);
-    let kernel = prompt.map_or_else(|| Kernel::of(k, v, on.gpu.capability), Kernel::Prompt);
+    let latent = Latent::of(&op, [k, v], queries, on);
+    let kernel = latent.map(Kernel::Latent).or_else(|| prompt.map(Kernel::Prompt));
+    let kernel = kernel.unwrap_or_else(|| Kernel::of(k, v, on.gpu.capability));
     let Blocks { log_quads, octets, threads, shared, step, min_part, at_once } = match kernel {
+        Kernel::Latent(latent) => latent.blocks(),
         Kernel::Prompt(prompt) => prompt.blocks(),
         Kernel::Mma => Blocks::mma(queries, dk, dv, positions, groups, on.gpu.multiprocessors),
         Kernel::OfType | Kernel::AnyType => Blocks::without_mma(queries, dv),
@@ -206,6 +211,7 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     let grid = Grid::of([columns, parts, 1], threads).with_shared(shared);
     let name = suffix(k.dtype());
     let (stem, name) = match kernel {
+        Kernel::Latent(latent) => (latent.entry(), latent.entry()),
         Kernel::Prompt(prompt) => (prompt.entry(), prompt.entry()),
         Kernel::Mma => (format!("flash_attn_{name}"), format!("flash_attn_mma_{name}")),
         Kernel::OfType => (format!("flash_attn_{name}"), format!("flash_attn_{name}")),
@@ -245,6 +251,8 @@ fn can_quantize(k: usize, dv: u32, rows: u64, group: usize) -> bool {
 /// The kernels that compute attention.
 #[derive(Clone, Copy, PartialEq)]
 enum Kernel {
+    /// `flash_attn_latent_<type>_<channels>_<queries>`, on tensor cores, where v is a view of k.
+    Latent(Latent),
     /// `flash_attn_prompt_<type>_<channels>`, on tensor cores, for many queries.
     Prompt(Prompt),
     /// `flash_attn_mma_<type>`, on tensor cores.

@@ -6,6 +6,7 @@ use fanout::tensor::DType::{self, BF16, F16, F32, Q4_0, Q4_1, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::inputs::{normal, uniform};
 use fanout_testing::op_case::Case;
+use std::cell::Cell;
 
 const PLAIN: FlashAttn = FlashAttn { scale: 0.2, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
 
@@ -60,11 +61,16 @@ struct Setting {
     sinks: bool,
     /// Whether positions that [`Mask::Window`] hides from all queries have NaN and infinity.
     hides_bad: bool,
+    /// Whether v is the first channels of k's rows, as in latent attention.
+    is_latent: bool,
 }
 
 impl Setting {
-    /// Whether the kernel for prompts computes it, on a GPU with tensor cores: from 64 queries on, block types are converted.
+    /// Whether the kernel for prompts computes it, or that for latent attention, on a GPU with tensor cores: from 64 queries on, block types are converted.
     fn is_prompt(&self) -> bool {
+        if self.is_latent && self.op.softcap == 0.0 && [(576, 512), (320, 256)].contains(&(self.dk, self.dv)) {
+            return true;
+        }
         let (per_k, per_v) = (self.heads / self.k_heads, self.heads / self.v_heads);
         let group = (1..=per_k).filter(|n| per_k.is_multiple_of(*n) && per_v.is_multiple_of(*n)).max().unwrap();
         let are_chunks = self.dk.is_multiple_of(8) && self.dv.is_multiple_of(8) && self.dv <= self.dk;
@@ -90,6 +96,7 @@ const USUAL: Setting = Setting {
     mask: Mask::Causal,
     sinks: false,
     hides_bad: false,
+    is_latent: false,
 };
 
 pub fn run(sweep: &Sweep) {
@@ -120,6 +127,7 @@ pub fn run(sweep: &Sweep) {
     }
     check_tensor_cores(sweep);
     check_prompts(sweep);
+    check_latent(sweep);
     // Split-K with more parts than a merging block has warps, up to the limit of parts
     check_case(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
     // All modifiers of scores, with and without split-K
@@ -220,6 +228,52 @@ fn check_prompts(sweep: &Sweep) {
     }
 }
 
+/// The kernel for latent attention: blocks of 16 or 64 queries, tiles of 32 positions.
+fn check_latent(sweep: &Sweep) {
+    for (types, [dk, dv]) in [F16, BF16].into_iter().flat_map(|t| [[576, 512], [320, 256]].map(|wide| ((t, t), wide))) {
+        let usual = Setting { types, dk, dv, heads: 16, k_heads: 1, v_heads: 1, n: 1, is_latent: true, ..USUAL };
+        for (heads, n, kv) in [
+            (1, 1, 70),
+            (1, 3, 33),
+            (1, 64, 31),
+            (16, 1, 300),
+            (16, 3, 90),
+            (16, 17, 520),
+            (20, 1, 200),
+            (20, 3, 333),
+            (128, 1, 1100),
+            (128, 3, 77),
+        ] {
+            check_case(sweep, Setting { heads, n, kv, ..usual });
+        }
+        for n in [1, 5] {
+            // Tiles that the mask hides, values that must not reach the results, and rows at any address
+            check_case(sweep, Setting { n, kv: 328, mask: Mask::Window, hides_bad: true, batches: 2, ..usual });
+            check_case(sweep, Setting { n, kv: 327, mask: Mask::Window, hides_bad: true, sinks: true, ..usual });
+            check_case(sweep, Setting { n, kv: 77, mask: Mask::All, sinks: true, ..usual });
+            let two = Setting { heads: 6, k_heads: 2, v_heads: 2, n: 3 * n, batches: 2, ..usual };
+            check_case(sweep, Setting { mask: Mask::None, layout: Layout::Shifted, ..two });
+            let op = FlashAttn { max_bias: 8.0, scale: -0.2, ..PLAIN };
+            check_case(sweep, Setting { op, mask: Mask::Window, layout: Layout::Cache, ..two });
+            // Other kernels
+            check_case(sweep, Setting { op: FlashAttn { softcap: 2.0, ..PLAIN }, n, ..usual });
+            check_case(sweep, Setting { dk: 128, dv: 64, n, ..usual });
+        }
+        for scale in [1e-6, 1e5] {
+            check_scaled(sweep, Setting { op: FlashAttn { scale: 0.2 / scale, ..PLAIN }, n: 2, ..usual }, scale);
+        }
+    }
+}
+
+/// Parts of more positions than the kernels scan the mask for at a time, on a GPU with one multiprocessor.
+pub fn check_long_parts(sweep: &Sweep) {
+    for (heads, n, mask) in [(16, 1, Mask::Causal), (16, 3, Mask::Window), (64, 1, Mask::None), (5, 2, Mask::All)] {
+        let (dk, dv, kv) = (320, 256, 2600);
+        check_case(sweep, Setting { dk, dv, kv, heads, k_heads: 1, v_heads: 1, n, mask, is_latent: true, ..USUAL });
+        check_case(sweep, Setting { kv, heads, k_heads: 1, v_heads: 1, n: 8 * n, mask, ..USUAL });
+    }
+}
+
 /// The largest NMSE. Without tensor cores, sums and products are in f32. With them, products of few queries keep 22 bits with F16, 16 with
 /// BF16, and so do sums of blocks; queries and weights of prompts are rounded to the type of k and v.
 fn bound(s: &Setting, has_mma: bool) -> f64 {
@@ -250,10 +304,13 @@ fn check_scaled(sweep: &Sweep, s: Setting, scale: f32) {
     let mut q = TensorDesc::contiguous(F32, [s.dk, s.n, s.heads, s.batches]).unwrap();
     if s.layout != Layout::Packed {
         let row = q.nb()[1];
-        q = TensorDesc::strided(F32, q.ne(), [4, s.heads * row, row, q.nb()[3]]).unwrap();
+        // One extra element per token gives latent attention's rows a poor alignment.
+        let token = s.heads * row + if s.is_latent && s.layout == Layout::Shifted { 4 } else { 0 };
+        q = TensorDesc::strided(F32, q.ne(), [4, token, row, s.n * token]).unwrap();
     }
     let queries: Vec<f32> = normal(1, q.elements()).into_iter().map(|x| x * scale).collect();
     let q = case.leaf_with_desc(q, &queries);
+    let k_nb = Cell::new([0; 4]);
     let [k, v] =
         [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
             let ne = [wide, s.kv, heads, s.batches];
@@ -272,8 +329,17 @@ fn check_scaled(sweep: &Sweep, s: Setting, scale: f32) {
                     }
                 }
             }
+            if seed == 2 {
+                k_nb.set(desc.nb());
+            }
             case.leaf_with_desc(desc, &values)
         });
+    let v = if s.is_latent {
+        let desc = TensorDesc::strided(s.types.0, [s.dv, s.kv, s.k_heads, s.batches], k_nb.get()).unwrap();
+        case.b.view(k, desc, 0).unwrap()
+    } else {
+        v
+    };
     let ne = [
         s.kv,
         s.n,

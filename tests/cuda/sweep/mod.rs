@@ -294,6 +294,19 @@ fn replayed_on_capability_9_0() {
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
+/// Kernels that split positions over multiprocessors, on a GPU with one of them.
+#[test]
+fn long_parts_on_one_multiprocessor() {
+    if real_gpu::requested() {
+        return;
+    }
+    let emulator = cudaemu::test::start("CUDAEMU_CAPABILITY=8.0\nCUDAEMU_SMS=1").unwrap();
+    let sweep = Sweep::new(&cuda::detect().unwrap()[0], Tally::strict(), None);
+    flash_attn::check_long_parts(&sweep);
+    drop(sweep);
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}
+
 /// Each target has its own test, so that they run at the same time.
 const TARGETS: [u32; 2] = [75, 80];
 

@@ -24,7 +24,7 @@ const MAX_CONVERTED: u64 = 512 << 20;
 const WIDTHS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 const BF16_WIDTHS: [usize; 3] = [64, 128, 256];
 /// Absolute values of scales: 2^-40 to 2^40.
-const SCALES: std::ops::RangeInclusive<f32> = 9.094_947e-13..=1.099_511_6e12;
+pub(super) const SCALES: std::ops::RangeInclusive<f32> = 9.094_947e-13..=1.099_511_6e12;
 /// Limit of a mask in bytes, because its offsets in elements have 32 bits.
 const MAX_MASK: usize = 1 << 33;
 /// Alignment of converted rows in scratch memory.
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn constants_are_those_of_the_kernel() {
         let expected = [("ROWS", QUERIES.into()), ("THREADS", THREADS.into())];
-        assert_constants(include_str!("../../../../kernels/flash_attn_tiles.cuh"), &expected);
+        assert_constants(include_str!("../../../../kernels/flash_attn_prompt.cu"), &expected);
         assert_constants(include_str!("../../../../kernels/flash_attn.cu"), &[("THREADS", THREADS.into())]);
     }
 }
