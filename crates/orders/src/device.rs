@@ -9,6 +9,7 @@ mod adaptive_spin;
 mod budget;
 #[rustfmt::skip] // formatted where the file is
 #[path = "../../../src/device/collectives/mod.rs"]
+#[allow(clippy::large_enum_variant, reason = "the atomics of the scheduler are large")]
 mod collectives;
 #[rustfmt::skip] // formatted where the file is
 #[path = "../../../src/device/command_channel.rs"]

@@ -91,7 +91,9 @@ impl PeerDialer {
 }
 
 /// Dials by a function of the address.
-pub(super) struct PeerPool(pub(super) Box<dyn Fn(&str) -> Result<PeerDialer, String> + Send + Sync>);
+pub(super) struct PeerPool(pub(super) Dial);
+
+type Dial = Box<dyn Fn(&str) -> Result<PeerDialer, String> + Send + Sync>;
 
 impl PeerPool {
     pub(super) fn dialer(&self, address: &str) -> Result<PeerDialer, String> {
