@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::model::{Cell, GRAPHS, numbers};
 use super::operations::{BUFFERS, History, Operation, Part, Source, Target, place, server_of};
@@ -9,6 +10,9 @@ use super::servers::DEVICE_BYTES;
 use super::world::{Done, Read, Violation, World};
 use crate::device::{CopyOutcome, DeviceError, SourceError, UploadSource};
 use crate::rpc::transport::memory::{Dialler, Fault, Injection, inject_next, latest_link};
+
+/// Time after which a server gives up to reach another one.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most reads that are pending.
 const MAX_READS: usize = 8;
@@ -205,9 +209,14 @@ impl World {
             causes.connections.extend([from, to]);
             causes.links.insert((server_of(from_connection), server_of(to_connection)));
         }
+        let since = Instant::now();
         match self.queues[queue].as_mut().unwrap().queue.copy_from(src, dst, after.as_ref()) {
             Ok(CopyOutcome::Submitted) => self.record_write(queue, buffer, (at, cells, false), Ok(())),
             Ok(CopyOutcome::Unreachable) => {
+                // On a machine with too much to do, a server may not reach another one in time. The client remembers that.
+                if since.elapsed() >= PROBE_TIMEOUT {
+                    self.faults.links.extend(self.faults.queues[own].links.clone());
+                }
                 let causes = &self.faults.queues[own];
                 let mut connections = causes.connections.iter().map(|number| &self.faults.connections[*number]);
                 let may_fail =
