@@ -232,7 +232,9 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
     static_assert(ROWS * Tile::PITCH <= 2 * Tile::BYTES, "the queries are staged where the tiles will be");
     constexpr u32 STEPS = WIDTH / 16 / GROUPS, M = ROWS / 16, N = VALUES / WARPS / 8; // fragments of sums: M by N
     constexpr u32 HEIGHT = ROWS == 64 ? 2 : 1, PASSES = HEIGHT; // a warp's fragments of scores: HEIGHT by 2 per pass
-    extern __shared__ __align__(128) u8 memory[];
+    // The lane for which a part of a score is has an address that differs in bits 8 and 9: those of `memory` must be 0.
+    extern __shared__ __align__(1024) u8 memory[];
+    static_assert(At::PARTS_AT % 1024 == 0, "");
     const BlockPlace place = block_place(args);
     const u32 queries = args.tokens * args.group;
     const u32 shared = shared_address(memory);

@@ -65,7 +65,7 @@ pub enum BuildError {
         /// Bytes of this memory.
         size: usize,
     },
-    /// A tensor of another graph, or an offset that overflows.
+    /// Another mistake of the call, such as a tensor of another graph.
     #[error("{0}")]
     Tensor(&'static str),
 }
@@ -78,6 +78,13 @@ impl BuildError {
             _ => None,
         }
     }
+}
+
+/// Whether a view that starts at this offset of a tensor of the same type starts at one of its blocks.
+fn starts_at_block(of: &TensorDesc, offset: usize) -> bool {
+    let mut strides = of.nb();
+    strides.sort_unstable_by(|a, b| b.cmp(a));
+    strides.into_iter().filter(|&stride| stride > 0).fold(offset, |rest, stride| rest % stride) == 0
 }
 
 const FOREIGN: BuildError = BuildError::Tensor("a tensor of another graph");
@@ -131,7 +138,7 @@ impl Builder {
         let mut place = parent.place.ok_or(BuildError::Tensor("a view of a tensor without memory"))?;
         place.offset = place.offset.checked_add(offset).ok_or(BuildError::Tensor("a view's offset overflows"))?;
         let dtype = desc.dtype();
-        if dtype.is_block() && dtype == parent.desc.dtype() && !offset.is_multiple_of(dtype.block_bytes()) {
+        if dtype.is_block() && dtype == parent.desc.dtype() && !starts_at_block(&parent.desc, offset) {
             return Err(BuildError::Tensor("a view starts in the middle of a block"));
         }
         let (extent, size) = (desc.extent(), self.graph.slots[place.slot as usize]);
@@ -145,7 +152,7 @@ impl Builder {
     /// may then skip its write.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown tensor.
+    /// [`BuildError::Tensor`] for a tensor of another graph.
     pub fn set_use_count(&mut self, id: TensorId, uses: u32) -> Result<(), BuildError> {
         let tensor = self.graph.tensor_mut(id).ok_or(FOREIGN)?;
         tensor.use_count = Some(uses);
@@ -203,15 +210,11 @@ impl Builder {
         self.check_call(&op, srcs)?;
         self.graph.tensor(dst).ok_or(FOREIGN)?;
         let mut list = [None; MAX_SRC];
-        list[..srcs.len()].copy_from_slice(srcs);
+        // Later ones are absent: an op reads fewer.
+        list.iter_mut().zip(srcs).for_each(|(to, &source)| *to = source);
         let node = Node { op, dst, srcs: list };
         let checked = if self.is_read[dst.index()] {
-            let reader = self.graph.nodes.iter().find_map(|reader| {
-                let index = reader.srcs.iter().position(|&src| src == Some(dst))?;
-                Some((reader.op.code(), index))
-            });
-            let (op, index) = reader.unwrap_or((node.op.code(), 0));
-            Err(GraphError::UseBeforeDefinition { op, index })
+            Err(GraphError::WrittenAfterRead(node.op.code()))
         } else {
             validate::check_node(&self.graph, &node, |source| source == dst)
         };

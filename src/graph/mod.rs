@@ -1,8 +1,8 @@
 //! Compute graphs: an arena of tensors, and the nodes that compute some of these tensors, in execution order.
 //!
 //! Only ops that compute are nodes; a view is a tensor inside another tensor's memory. [`Builder`] builds graphs in process,
-//! and [`validate::import_untrusted`] imports graphs from peers. Both end with [`validate::check`], and kernels rely on what it
-//! checks.
+//! and [`validate::import_untrusted`] imports graphs from peers. Both obey the rules of [`validate::check`], on which kernels
+//! rely.
 //!
 //! Start with this file. `builder.rs` and `validate.rs` create graphs, `overlap.rs` decides which tensors may share bytes,
 //! `fuse.rs` combines neighbouring nodes into fused kernels, and `ranges.rs` has sets of byte ranges. Scheduling of graphs over
@@ -14,7 +14,7 @@ mod overlap;
 mod ranges;
 pub mod validate;
 
-pub use builder::{BuildError, Builder};
+pub use builder::{BuildError, Builder, NodeError};
 pub(crate) use overlap::{Overlap, overlap};
 pub(crate) use ranges::ByteRangeSet;
 
@@ -41,8 +41,8 @@ impl TensorId {
     }
 }
 
-/// Number of a graph within the process: each builder takes the next one. A graph from a peer, whose ids never leave it, has the first
-/// one. Numbers repeat after 2^32 builders.
+/// Number of a graph within the process: each builder and each subgraph takes the next one. A graph from a peer, whose ids never leave it, has the first
+/// one. Numbers repeat after 2^32 graphs. They are not zero so that an `Option` of an id takes no more memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 struct GraphNumber(NonZeroU32);
 
@@ -90,7 +90,7 @@ pub struct Node {
     pub srcs: [Option<TensorId>; MAX_SRC],
 }
 
-/// A graph: tensors, nodes in execution order, and the size of the memory that each slot needs.
+/// A graph: tensors, nodes in execution order, and the size of the memory that each slot needs. It equals its copies only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     number: GraphNumber,
@@ -199,12 +199,13 @@ impl Graph {
         slots: Vec<usize>,
         mut place: impl FnMut(&Tensor) -> Option<SlotOffset>,
     ) -> Graph {
-        let (mut subgraph, mut new_ids) = (Graph::new(self.number).with_slots(slots), HashMap::new());
+        let (mut subgraph, mut new_ids) = (Graph::new(GraphNumber::next()).with_slots(slots), HashMap::new());
+        let number = subgraph.number;
         let mut old_ids = Vec::new();
         let mut renumber = |id: TensorId| {
             *new_ids.entry(id).or_insert_with(|| {
                 old_ids.push(id);
-                self.id(old_ids.len() - 1)
+                TensorId { index: old_ids.len() as u32 - 1, graph: number }
             })
         };
         for node in self.nodes.get(nodes).unwrap_or_default() {

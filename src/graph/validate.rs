@@ -19,7 +19,7 @@ const FLAG_OUTPUT: i32 = 2;
 /// Limit on the chain of views that is followed to find the viewed tensor.
 const MAX_VIEW_CHAIN: usize = 4;
 
-/// The largest number of sources that any implemented op reads (SSM_SCAN, RWKV_WKV7). Further sources of a peer's node are ignored.
+/// The largest number of sources that any implemented op reads (SSM_SCAN, RWKV_WKV7).
 pub const MAX_OP_SOURCES: usize = 7;
 
 /// A tensor record from a peer. Its buffer is resolved to a slot; nothing else is validated yet.
@@ -145,6 +145,9 @@ pub enum GraphError {
         /// The largest number of sources of the op.
         most: usize,
     },
+    /// A node that writes a tensor which an earlier node reads.
+    #[error("{0}: the destination is a source of an earlier node: write to a view of it")]
+    WrittenAfterRead(OpCode),
     /// An empty source of an op that requires elements.
     #[error("{op}: source {index} has no elements")]
     EmptySource {
@@ -237,7 +240,7 @@ impl GraphImport<'_> {
         }
         let op = Op::decode(code, &OpParams(record.params))?.ok_or(GraphError::UnsupportedOp(code))?;
         let mut srcs = [None; MAX_SRC];
-        for (slot, &id) in srcs.iter_mut().zip(&record.srcs[..MAX_OP_SOURCES]) {
+        for (slot, &id) in srcs.iter_mut().zip(&record.srcs[..code.max_sources()]) {
             if id != 0 {
                 *slot = Some(self.find("source", id)?);
             }

@@ -189,7 +189,9 @@ impl OpCode {
     pub const fn max_sources(self) -> usize {
         match self {
             OpCode::Arange | OpCode::None => 0,
-            OpCode::Sqr
+            OpCode::Repeat
+            | OpCode::RepeatBack
+            | OpCode::Sqr
             | OpCode::Sqrt
             | OpCode::Log
             | OpCode::Sin

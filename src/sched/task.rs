@@ -214,6 +214,7 @@ impl TaskBuilder {
         srcs: &[Option<TensorId>],
         dst: TensorId,
     ) -> Result<TensorId, BuildError> {
+        self.desc(dst)?;
         let slot = self.tensor(dst).and_then(|t| t.place).map(|p| p.slot as usize);
         if slot.and_then(|slot| self.storage.get(slot)).is_none_or(|s| matches!(s, Storage::Input)) {
             return Err(BuildError::Tensor("a node writes into an input, which only the host may write"));
@@ -320,8 +321,11 @@ impl TaskBuilder {
     }
 
     /// Checks that the sources are tensors of this task, and that a source which only names the memory to write is in the
-    /// destination's slot. Must run before the node's tensor is added: an error later leaves no tensor behind.
+    /// destination's slot.
     fn check_sources(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
+        for &id in srcs.iter().flatten() {
+            self.desc(id)?;
+        }
         if let Op::Collective(collective) = op
             && collective.group as usize >= self.collective_groups.len()
         {

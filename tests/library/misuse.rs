@@ -1,5 +1,5 @@
 //! Mistakes of authors of runtimes while they build a task: each is an error of the call that is wrong, which names the node and its
-//! sources. A view never splits the blocks of a type.
+//! sources. A permutation, a reshape and the start of a view never split the blocks of a type.
 
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::binary::Binary;
@@ -76,6 +76,7 @@ fn wrong_nodes_are_refused_with_their_sources() {
         (Concat::Concat { dim: 9 }.into(), vec![x, x], "dim"),
         (Concat::Concat { dim: 0 }.into(), vec![x, (F32, [32, 5, 1, 1])], "got"),
         (Unary::Sqr.into(), vec![], "source 0 is missing"),
+        (Concat::Repeat.into(), vec![x, x], "source 1 is given"),
     ];
     for (op, inputs, text) in cases {
         let (mut task, ids) = task(&inputs);
@@ -117,6 +118,7 @@ fn wrong_destinations_are_refused() {
         matches!(task.node_onto(Reduce::Cumsum, &[Some(cache)], cache), Err(BuildError::Node(_))),
         "onto its source"
     );
+    assert!(task.node(Unary::Sqr, &[None; 12]).is_err(), "many absent sources");
     task.node_onto(CopyOp::Cpy, &ids[..1], cache).unwrap();
     assert_eq!(task.build().unwrap().graph().nodes().len(), 1);
 }
@@ -136,7 +138,9 @@ fn tensors_of_another_task_are_refused() {
     assert!(is_foreign(one.permute(foreign, [1, 0, 2, 3]).unwrap_err()));
     assert!(is_foreign(one.desc(foreign).unwrap_err()));
     assert!(is_foreign(one.output(foreign).unwrap_err()));
-    assert!(one.node_onto(CopyOp::Cpy, &[Some(own)], foreign).is_err());
+    assert!(is_foreign(one.node_onto(CopyOp::Cpy, &[Some(own)], foreign).unwrap_err()));
+    assert!(is_foreign(one.node(CopyOp::Cpy, &[Some(own), Some(foreign)]).unwrap_err()));
+    assert!(is_foreign(one.node(Unary::Sqr, &[None, Some(foreign)]).unwrap_err()));
     one.name(foreign, "not of this task");
     let sum = one.node(Binary::Add, &[Some(own), Some(own)]).unwrap();
     let one = one.build().unwrap();
@@ -200,6 +204,13 @@ fn views_show_elements_where_they_are_or_are_refused() {
             assert!(task.view(id, row, offset).is_err(), "{dtype} {offset}");
         }
         assert_eq!(task.view(id, row, bytes - bytes / 2).is_ok(), !dtype.is_block(), "{dtype}");
+        // Rows with gaps between them.
+        let gaps = [bytes, 2 * bytes + 2, 64 * bytes, 128 * bytes];
+        let gaps = TensorDesc::strided(dtype, [2 * dtype.block_len(), 3, 1, 1], gaps).unwrap();
+        let gaps = task.stored("gaps", gaps, 0, None).unwrap();
+        let part = TensorDesc::contiguous(dtype, [dtype.block_len(), 1, 1, 1]).unwrap();
+        assert!(task.view(gaps, part, 2 * bytes + 2).is_ok(), "{dtype}: row 1");
+        assert_eq!(task.view(gaps, part, 2 * bytes + 3).is_ok(), !dtype.is_block() || bytes == 1, "{dtype}: in row 1");
     }
     assert!(refused > DType::ALL.len() * (256 - 24));
 }

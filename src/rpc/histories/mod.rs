@@ -42,7 +42,7 @@ use crate::poison::lock;
 use operations::History;
 
 /// Histories of an ordinary run of the tests.
-const HISTORIES: u64 = 1000;
+const HISTORIES: u64 = 500;
 
 /// Histories at a time: more than processors, because some wait for timeouts.
 const WORKERS: u64 = 6;

@@ -109,12 +109,12 @@ impl Graphs {
             let target = b.view(y, desc, 0).unwrap();
             b.node_into(CopyOp::Cpy, &[Some(sum), Some(y)], target).unwrap();
         }
-        Arc::new(b.build().unwrap())
+        Arc::new(b.build())
     }
 
     /// Computes the graph on the cells of its slot.
     pub(super) fn run(self, graph: &Graph, cells: &mut [Cell]) {
-        let place = |id: u32| graph.tensor(TensorId(id)).unwrap().place.unwrap().offset;
+        let place = |index: usize| graph.tensors()[index].place.unwrap().offset;
         let (n, count) = (NE[0] * NE[1], NE[1] * NE[1]);
         let mut next = 2;
         let x = load(cells, place(0), n);

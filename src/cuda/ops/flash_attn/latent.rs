@@ -14,6 +14,8 @@ const ROWS: u32 = 64;
 /// Fewest positions per part. A part of 64 queries takes as long as 64 positions to load its queries and to store its sums.
 const FEW_MIN_PART: u32 = 64;
 const MIN_PART: u32 = 128;
+/// Shared memory of a block that the driver takes, in bytes.
+const RESERVED: u32 = 1 << 10;
 /// Channels of k, and those of v among them.
 const WIDTHS: [[usize; 2]; 2] = [[576, 512], [320, 256]];
 
@@ -43,10 +45,12 @@ impl Latent {
         }
         let rows = if queries <= FEW_ROWS { FEW_ROWS } else { ROWS };
         let latent = Latent { dtype: k.dtype(), channels: dk as u32, values: dv as u32, rows, at_once: 1 };
-        let fitting = u64::from(on.gpu.shared_per_block / latent.shared());
+        let has_room = latent.shared() <= on.gpu.shared_per_block;
+        // A multiprocessor has room for the largest block, and keeps a reserve for each.
+        let fitting = u64::from((on.gpu.shared_per_block + RESERVED) / (latent.shared() + RESERVED));
         // Registers allow two blocks of few queries.
         let at_once = fitting.min(if rows == FEW_ROWS { 2 } else { 1 });
-        (fitting > 0).then_some(Latent { at_once, ..latent })
+        has_room.then_some(Latent { at_once, ..latent })
     }
 
     /// The name of the entry and of its file.
