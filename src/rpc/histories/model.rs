@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::device::DeviceError;
-use crate::graph::{Builder, Graph, TensorId};
+use crate::graph::{Builder, Graph};
 use crate::ops::{binary::Binary, copy::CopyOp, mul_mat::MulMat};
 use crate::tensor::DType;
 
