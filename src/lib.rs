@@ -91,7 +91,7 @@
 //! let mut b = Builder::new();
 //! let (x, y) = (b.leaf(DType::F32, [4, 1, 1, 1])?, b.leaf(DType::F32, [4, 1, 1, 1])?);
 //! let z = b.node(Binary::Mul, &[Some(x), Some(y)])?;
-//! let graph = Arc::new(b.build()?);
+//! let graph = Arc::new(b.build());
 //!
 //! let cpu = CpuDevice::new("CPU", 2, MathMode::Fast, 1 << 20)?;
 //! let budget = MemoryBudget::new(1 << 20);

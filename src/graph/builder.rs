@@ -107,7 +107,7 @@ impl Builder {
 
     /// A tensor that was already added.
     pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
-        self.graph.tensor(id)
+        self.graph.own(id)
     }
 
     /// Adds a leaf, i.e. a tensor that no node computes: a weight, an input or a cache. It is contiguous.
@@ -134,7 +134,7 @@ impl Builder {
     /// [`BuildError::Tensor`] for a tensor of another graph, an overflowing offset, or one in the middle of a block;
     /// [`BuildError::View`] for a view that leaves the memory.
     pub fn view(&mut self, of: TensorId, desc: TensorDesc, offset: usize) -> Result<TensorId, BuildError> {
-        let parent = self.graph.tensor(of).ok_or(FOREIGN)?;
+        let parent = self.graph.own(of).ok_or(FOREIGN)?;
         let mut place = parent.place.ok_or(BuildError::Tensor("a view of a tensor without memory"))?;
         place.offset = place.offset.checked_add(offset).ok_or(BuildError::Tensor("a view's offset overflows"))?;
         let dtype = desc.dtype();
@@ -154,7 +154,8 @@ impl Builder {
     /// # Errors
     /// [`BuildError::Tensor`] for a tensor of another graph.
     pub fn set_use_count(&mut self, id: TensorId, uses: u32) -> Result<(), BuildError> {
-        let tensor = self.graph.tensor_mut(id).ok_or(FOREIGN)?;
+        self.graph.own(id).ok_or(FOREIGN)?;
+        let tensor = &mut self.graph.tensors[id.index()];
         tensor.use_count = Some(uses);
         Ok(())
     }
@@ -166,7 +167,7 @@ impl Builder {
     pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
         let op = op.into();
         self.check_call(&op, srcs)?;
-        let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.tensor(id)).map(|t| &t.desc)).collect::<Vec<_>>();
+        let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.own(id)).map(|t| &t.desc)).collect::<Vec<_>>();
         let out = op.infer(&Sources::new(op.code(), &descs));
         let out = out.map_err(|e| self.refuse(&op, srcs, e.into()))?;
         self.node_with_output(op, srcs, out)
@@ -208,7 +209,7 @@ impl Builder {
     ) -> Result<TensorId, BuildError> {
         let op = op.into();
         self.check_call(&op, srcs)?;
-        self.graph.tensor(dst).ok_or(FOREIGN)?;
+        self.graph.own(dst).ok_or(FOREIGN)?;
         let mut list = [None; MAX_SRC];
         // Later ones are absent: an op reads fewer.
         list.iter_mut().zip(srcs).for_each(|(to, &source)| *to = source);
@@ -222,9 +223,7 @@ impl Builder {
         srcs.iter().flatten().for_each(|source| self.is_read[source.index()] = true);
         // The destination has new values after the node, so it is no longer a view of the values of another tensor, even if it
         // shares that tensor's memory.
-        if let Some(tensor) = self.graph.tensor_mut(dst) {
-            tensor.view_of = None;
-        }
+        self.graph.tensors[dst.index()].view_of = None;
         self.graph.nodes.push(node);
         Ok(dst)
     }
@@ -236,7 +235,7 @@ impl Builder {
         srcs: &[Option<TensorId>],
         dst: TensorId,
     ) -> Result<TensorId, BuildError> {
-        let desc = self.graph.tensor(dst).ok_or(FOREIGN)?.desc;
+        let desc = self.graph.own(dst).ok_or(FOREIGN)?.desc;
         let own = self.view(dst, desc, 0)?;
         self.node_into(op, srcs, own).inspect_err(|_| _ = self.graph.tensors.pop())
     }
@@ -300,7 +299,7 @@ impl Builder {
 
     /// Checks what a node's call has: sources of this graph, as many as the op reads at most, and parameters that a peer may send.
     fn check_call(&self, op: &Op, srcs: &[Option<TensorId>]) -> Result<(), BuildError> {
-        if srcs.iter().flatten().any(|&id| self.graph.tensor(id).is_none()) {
+        if srcs.iter().flatten().any(|&id| self.graph.own(id).is_none()) {
             return Err(FOREIGN);
         }
         let (code, most) = (op.code(), op.code().max_sources());

@@ -25,12 +25,11 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A tensor of a graph, or of a graph that is being built. The id of another graph is refused.
+/// A tensor of a graph. A [`Builder`] refuses the id of another graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TensorId {
     /// Index in the arena of the graph.
     index: u32,
-    /// The graph: [`Graph::number`].
     graph: GraphNumber,
 }
 
@@ -41,7 +40,7 @@ impl TensorId {
     }
 }
 
-/// Number of a graph within the process: each builder and each subgraph takes the next one. A graph from a peer, whose ids never leave it, has the first
+/// Number of a graph within the process: each builder takes the next one. A graph from a peer, whose ids never leave it, has the first
 /// one. Numbers repeat after 2^32 graphs. They are not zero so that an `Option` of an id takes no more memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 struct GraphNumber(NonZeroU32);
@@ -104,18 +103,15 @@ impl Graph {
         Graph { number, tensors: Vec::new(), nodes: Vec::new(), slots: Vec::new() }
     }
 
-    /// The tensor with this id; `None` for the id of another graph.
+    /// The tensor with this id. The id of another graph gives the tensor with its index, so that graphs that are built alike have
+    /// each other's ids: `None` or an unrelated tensor, never undefined behaviour, if they are not.
     pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
-        self.tensors.get(self.index(id)?)
+        self.tensors.get(id.index())
     }
 
-    fn tensor_mut(&mut self, id: TensorId) -> Option<&mut Tensor> {
-        let index = self.index(id)?;
-        self.tensors.get_mut(index)
-    }
-
-    fn index(&self, id: TensorId) -> Option<usize> {
-        (id.graph == self.number).then_some(id.index())
+    /// As [`Graph::tensor`], but `None` for the id of another graph.
+    fn own(&self, id: TensorId) -> Option<&Tensor> {
+        self.tensor(id).filter(|_| id.graph == self.number)
     }
 
     /// The id of the tensor at an index of [`Graph::tensors`].
@@ -164,7 +160,7 @@ impl Graph {
     /// The same graph with other places of some tensors. A place may be in a slot after the graph's slots, which the caller binds.
     pub(crate) fn with_places(mut self, places: impl IntoIterator<Item = (TensorId, SlotOffset)>) -> Graph {
         for (id, place) in places {
-            if let Some(tensor) = self.tensor_mut(id) {
+            if let Some(tensor) = self.tensors.get_mut(id.index()) {
                 tensor.place = Some(place);
             }
         }
@@ -199,13 +195,12 @@ impl Graph {
         slots: Vec<usize>,
         mut place: impl FnMut(&Tensor) -> Option<SlotOffset>,
     ) -> Graph {
-        let (mut subgraph, mut new_ids) = (Graph::new(GraphNumber::next()).with_slots(slots), HashMap::new());
-        let number = subgraph.number;
+        let (mut subgraph, mut new_ids) = (Graph::new(self.number).with_slots(slots), HashMap::new());
         let mut old_ids = Vec::new();
         let mut renumber = |id: TensorId| {
             *new_ids.entry(id).or_insert_with(|| {
                 old_ids.push(id);
-                TensorId { index: old_ids.len() as u32 - 1, graph: number }
+                self.id(old_ids.len() - 1)
             })
         };
         for node in self.nodes.get(nodes).unwrap_or_default() {

