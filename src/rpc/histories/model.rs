@@ -178,8 +178,6 @@ pub(super) struct Causes {
 /// What faults may have done.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// The endpoints of the servers.
-    pub(super) servers: Vec<String>,
     /// By the number of a connection: its endpoint, and whether it may be lost.
     pub(super) connections: Vec<(String, bool)>,
     /// The pairs of servers between which copies may fail.
@@ -202,20 +200,11 @@ impl Faults {
                 lost.any(|(name, may_be_lost)| *may_be_lost && name == endpoint)
             }),
             DeviceError::Remote { .. } => causes.any(|causes| {
-                causes.is_dropped
-                    || !causes.links.is_disjoint(&self.links)
-                    || causes.links.iter().any(|(_, to)| self.may_revoke_tokens(&self.servers[*to]))
+                causes.is_dropped || !causes.links.is_disjoint(&self.links)
             }),
             DeviceError::Ended => causes.any(|causes| causes.is_dropped),
             _ => false,
         };
         if is_allowed { Ok(()) } else { Err(format!("queue {queue} fails without a cause: {error:?}")) }
-    }
-
-    /// Whether a session at a server may have ended while bytes of copies were on their way to it. The server then ends the
-    /// connection on which they arrive, because their tokens are unknown. That fails the copies to other sessions, too, which
-    /// come from the same session of the source over this connection.
-    fn may_revoke_tokens(&self, server: &str) -> bool {
-        self.connections.iter().any(|(name, may_be_lost)| *may_be_lost && name == server)
     }
 }

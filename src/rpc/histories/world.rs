@@ -103,8 +103,7 @@ pub(super) type Done = Result<Option<()>, Violation>;
 impl World {
     pub(super) fn start(history: &History) -> World {
         let (numbers, is_impatient, seed) = (reserve_numbers(), history.is_impatient, history.seed);
-        let servers = numbers.iter().map(|number| format!("memory:{number}")).collect();
-        let mut faults = Faults { servers, ..Faults::default() };
+        let mut faults = Faults::default();
         if is_impatient {
             faults.links = (0..SERVERS).flat_map(|from| (0..SERVERS).map(move |to| (from, to))).collect();
         }

@@ -12,8 +12,8 @@
 //! - Each session has a [`TokenLedger`], which issues its tokens and binds them to regions.
 //! - Each receiving queue has a [`Receiver`], which writes the bytes to its device. Bytes that arrive before their
 //!   RECEIVE_FROM_PEER are buffered in host memory, and charged to the session that issued the token.
-//! - If the receiving queue fails or is closed, bytes that arrive later are dropped without an error. The source server did
-//!   nothing wrong, and the same connection may carry bytes for other queues.
+//! - If the receiving queue fails or its session ends, the token is revoked: bytes that arrive later are dropped without an error.
+//!   The source server did nothing wrong, and the same connection may carry bytes for other queues and sessions.
 //!
 //! Timing attacks: tokens are looked up in a hash map with a random key of this process. The duration of a lookup therefore
 //! reveals nothing about the 128 random bits of another token: without the key, an attacker cannot choose a guess that hashes
@@ -95,6 +95,31 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Bytes of one session may arrive after its end, on a connection that carries bytes for others.
+    #[test]
+    fn bytes_for_an_ended_session_are_dropped_without_an_error() {
+        let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
+        let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
+        let memory = HostMemory::new(Budget::new(1 << 30), 0, Duration::ZERO).admit().unwrap();
+        let mut queue = device.queue(&budget).unwrap();
+        let ledger = TokenLedger::new(&table, &budget, &memory, &threads());
+        let tokens = ledger.issue(4).unwrap();
+        let receiver = ledger.new_receiver(&device, Duration::from_secs(600), Box::new(|_| {}));
+        let region = device.alloc(2, &budget).unwrap().whole();
+        for token in &tokens[..2] {
+            ledger.receive(&receiver, &mut *queue, region.clone(), *token).unwrap();
+        }
+        ledger.discard(tokens[2]);
+        table.redeem(&tokens[0], 0, &[1, 2]).unwrap();
+        drop((receiver, ledger));
+        assert_eq!((memory.held(), table.len()), (0, 0));
+        assert!(matches!(table.redeem(&tokens[0], 0, &[1, 2]), Err(TokenError::Unknown)), "used up");
+        for token in &tokens[1..] {
+            assert!(table.redeem(token, 0, &[1, 2]).is_ok(), "revoked");
+        }
+        assert!(matches!(table.redeem(&[0; 16], 0, &[1]), Err(TokenError::Unknown)), "never issued");
     }
 
     /// A device whose uploads block: each passes the gate when it begins, and fails when it has passed the gate again.

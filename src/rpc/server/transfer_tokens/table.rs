@@ -2,12 +2,12 @@
 //! so that each byte is written at most once.
 
 use crate::poison::Unpoisoned;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::error::TokenError;
+use super::error::{MAX_REVOKED_TOKENS, TokenError};
 use super::receiver::ReceiverShared;
 use crate::device::{DeviceError, MemoryBudget, Reservation, TRANSFER_CHUNK_BYTES};
 use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
@@ -133,22 +133,30 @@ impl Progress {
 
 /// Table of all live transfer tokens of a server.
 #[derive(Default)]
-pub(in crate::rpc::server) struct TokenTable(Mutex<HashMap<TransferToken, Arc<Transfer>>>);
+pub(in crate::rpc::server) struct TokenTable(Mutex<Tokens>);
+
+#[derive(Default)]
+struct Tokens {
+    live: HashMap<TransferToken, Arc<Transfer>>,
+    /// Tokens whose queue has failed, or whose session has ended, oldest first; at most [`MAX_REVOKED_TOKENS`]. The source server
+    /// cannot know that yet, and other transfers use the same connection, so bytes for them are dropped without an error.
+    revoked: VecDeque<TransferToken>,
+}
 
 impl TokenTable {
     /// Number of tokens that are issued, and have not been redeemed.
     pub(in crate::rpc::server) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().live.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TransferToken, Arc<Transfer>>> {
-        // Ignores poisoning: each change is a single call.
+    fn lock(&self) -> MutexGuard<'_, Tokens> {
+        // Ignores poisoning: each field is changed by single calls.
         self.0.lock().unpoisoned()
     }
 
     /// Adds a token. Returns whether it is new.
     pub(super) fn insert(&self, token: TransferToken, transfer: Arc<Transfer>) -> bool {
-        match self.lock().entry(token) {
+        match self.lock().live.entry(token) {
             // A collision of 128 random bits does not occur in practice. If it did, the token must not be replaced.
             Entry::Occupied(_) => false,
             Entry::Vacant(slot) => {
@@ -159,13 +167,28 @@ impl TokenTable {
     }
 
     pub(super) fn get(&self, token: &TransferToken) -> Option<Arc<Transfer>> {
-        self.lock().get(token).map(Arc::clone)
+        self.lock().live.get(token).map(Arc::clone)
     }
 
     /// Removes a token. A later PEER_WRITE with it is an error of its sender.
     pub(super) fn remove(&self, token: &TransferToken) {
-        let removed = self.lock().remove(token);
+        let removed = self.lock().live.remove(token);
         // Outside of the lock: this may drop the last handle of device resources.
+        drop(removed);
+    }
+
+    /// Removes a token whose bytes nobody waits for any more. Later PEER_WRITEs with it are ignored.
+    pub(super) fn revoke(&self, token: TransferToken) {
+        let mut tokens = self.lock();
+        let removed = tokens.live.remove(&token);
+        if removed.is_some() {
+            tokens.revoked.push_back(token);
+            if tokens.revoked.len() > MAX_REVOKED_TOKENS {
+                tokens.revoked.pop_front();
+            }
+        }
+        drop(tokens);
+        // Outside of the lock, as above.
         drop(removed);
     }
 
@@ -178,7 +201,12 @@ impl TokenTable {
     /// # Errors
     /// [`TokenError::Unknown`], [`TokenError::Piece`]; no bytes were written.
     pub(in crate::rpc::server) fn redeem(&self, token: &TransferToken, at: u64, data: &[u8]) -> Result<(), TokenError> {
-        let transfer = self.get(token).ok_or(TokenError::Unknown)?;
+        let tokens = self.lock();
+        let Some(transfer) = tokens.live.get(token).map(Arc::clone) else {
+            // The search takes long only with tokens that authorise nothing.
+            return if tokens.revoked.contains(token) { Ok(()) } else { Err(TokenError::Unknown) };
+        };
+        drop(tokens);
         let mut progress = transfer.lock();
         let accepted = progress.accept(&transfer, token, at, data);
         let is_early = matches!(progress.destination, Destination::Early(_));
