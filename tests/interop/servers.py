@@ -20,6 +20,7 @@ from types import TracebackType
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 START_S = 60.0  # a server that does not listen after this time has failed
+EMULATED_KERNEL_S = 600  # longest time of a kernel on the emulated GPU, on a busy machine
 STOP_S = 10.0  # from SIGTERM to the end of the process
 
 
@@ -208,6 +209,7 @@ def ours(
         argv += ["--protocol", protocol]
     gpus = {device for device in devices.split(",") if device.isdigit()}
     if gpus:
+        argv += ["--device-timeout", str(EMULATED_KERNEL_S)]
         argv = [str(ROOT / "scripts" / "emulate.sh"), "-n", str(len(gpus)), *argv]
     return Server(argv)
 

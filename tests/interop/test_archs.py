@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """llama.cpp's own test of all architectures (test-llama-archs.cpp) against fanout's rpc-server.
 
-    test_archs.py [--only REGEX] [--seed N] [--plugin LIBRARY]
+    test_archs.py [--only REGEX] [--seed N] [--devices 0 | --plugin LIBRARY]
 
 Compiles the test of llama-cpp-python's source archive against the installed libraries (upstream.py). It builds a tiny random
 model of each architecture, and compares the logits with those of the local CPU (NMSE at most 1e-4), also with attention that is
 not causal and after saving and loading the model. Prints a row per model; exits 1 if one failed. --plugin tests the first device
-of libggml_fanout.so instead of a server.
+of libggml_fanout.so instead of a server. With --devices 0, an emulated GPU runs the models, and ops that leave it are failures.
 """
 
 import argparse
@@ -57,6 +57,7 @@ def main() -> None:
     p.add_argument("--only", default="", metavar="REGEX", help="architectures whose names contain a match")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--plugin", type=Path, metavar="LIBRARY", help="libggml_fanout.so, with the device of FANOUT_DEVICES (default: CPU)")
+    p.add_argument("--devices", default="CPU", help="device of each server: CPU, or 0 for an emulated GPU")
     p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
     p.add_argument("--threads", type=int, default=2, help="threads of each server")
     p.add_argument("--jobs", type=int, default=2, help="architectures at the same time, each with a server of its own")
@@ -71,8 +72,9 @@ def main() -> None:
     def one(arch: str) -> list[tuple[str, str]]:
         if plugin:
             return run(program, plugin, None, a.seed, arch)
-        with ours(a.threads, binary=a.binary) as server:
-            return run(program, server.endpoint, server, a.seed, arch)
+        with ours(a.threads, a.devices, a.binary) as server:
+            results = run(program, server.endpoint, server, a.seed, arch)
+            return results + [("failed", f"{arch}: {line}") for line in server.fallbacks() + server.faults()]
 
     counts: Counter = Counter()
     with ThreadPoolExecutor(a.jobs) as pool:
