@@ -74,7 +74,31 @@ struct Raw {
     driver_version: Option<u32>,
     time: SimulatedRates,
     hardware: HardwareModel,
+    replaced_line: Option<ReplacedLine>,
     visible: Option<String>,
+}
+
+/// A line of PTX that is replaced when its module is loaded, so that a test program can be run with a broken kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplacedLine {
+    /// The entry that contains the line.
+    pub entry: String,
+    /// Its number; 0 is the line that begins the entry.
+    pub line: usize,
+    /// What replaces it.
+    pub text: String,
+}
+
+impl ReplacedLine {
+    /// The text of a module with the line replaced. `None` if the module has no such line.
+    pub fn apply(&self, module: &str) -> Option<String> {
+        let begin = module.find(&format!(".entry {}(", self.entry))?;
+        let tail = &module[begin..];
+        let mut ends = tail.match_indices('\n').map(|(at, _)| at);
+        let start = ends.nth(self.line.checked_sub(1)?)? + 1;
+        let end = ends.next()?;
+        Some([&module[..begin + start], &self.text, &tail[end..]].concat())
+    }
 }
 
 /// A PCI address; the function is always 0.
@@ -133,6 +157,8 @@ pub struct Config {
     pub time: SimulatedRates,
     /// What a real GPU does that an ideal one does not.
     pub hardware: HardwareModel,
+    /// The line of PTX that is replaced.
+    pub replaced_line: Option<ReplacedLine>,
 }
 
 impl Config {
@@ -191,6 +217,7 @@ impl Raw {
             driver_version: self.driver_version.unwrap_or(12090),
             time: self.time,
             hardware: self.hardware,
+            replaced_line: self.replaced_line,
         })
     }
 
@@ -344,6 +371,16 @@ mod tests {
     }
 
     #[test]
+    fn a_line_of_an_entry_is_replaced() {
+        let line = read("CUDAEMU_PTX_LINE=add:2:ret;").unwrap().replaced_line.unwrap();
+        let module = ".visible .entry add2(\n)\n{\n}\n.visible .entry add(\n)\n{\nexit;\n}\n";
+        let expected = ".visible .entry add2(\n)\n{\n}\n.visible .entry add(\n)\nret;\nexit;\n}\n";
+        assert_eq!(line.apply(module).as_deref(), Some(expected));
+        assert_eq!(ReplacedLine { line: 9, ..line.clone() }.apply(module), None);
+        assert_eq!(line.apply(".visible .entry add2(\n)\n{\n}\n"), None);
+    }
+
+    #[test]
     fn wrong_values_say_what_is_wrong() {
         for (text, part) in [
             ("CUDAEMU_DEVICES=many", "no whole number"),
@@ -364,6 +401,8 @@ mod tests {
             ("CUDAEMU_POISON=yes", "none of the choices"),
             ("CUDAEMU_FAIL_CALL=cuInit:1", "is no FUNCTION:NUMBER:CODE"),
             ("CUDAEMU_FAIL_CALL=*:1:0", "not within 1 to"),
+            ("CUDAEMU_PTX_LINE=rope:1", "is no ENTRY:LINE:TEXT"),
+            ("CUDAEMU_PTX_LINE=rope:0:ret;", "not within 1 to"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

@@ -1,6 +1,6 @@
 //! Parsers for the values of settings: numbers, sizes, lists, PCI addresses.
 
-use super::{FailingCall, InjectedFault, LaunchNumber, Pci, Peers};
+use super::{FailingCall, InjectedFault, LaunchNumber, Pci, Peers, ReplacedLine};
 use crate::error::Error;
 
 pub(super) fn store_parsed<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
@@ -100,6 +100,14 @@ pub fn failing_calls(text: &str) -> Result<Vec<FailingCall>, String> {
         _ => Err(format!("{entry:?} is no FUNCTION:NUMBER:CODE")),
     };
     if text.is_empty() { Ok(Vec::new()) } else { list(text, call) }
+}
+
+pub(super) fn replaced_line(text: &str) -> Result<ReplacedLine, String> {
+    let mut parts = text.splitn(3, ':');
+    let (Some(entry), Some(line), Some(text)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(format!("{text:?} is no ENTRY:LINE:TEXT"));
+    };
+    Ok(ReplacedLine { entry: entry.to_owned(), line: number(line, 1, u32::MAX.into())? as usize, text: text.to_owned() })
 }
 
 pub(super) fn driver_version(text: &str) -> Result<u32, String> {

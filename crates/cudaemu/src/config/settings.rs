@@ -2,7 +2,7 @@
 
 use super::parse_values::{
     bytes, choice, driver_version, failing_calls, fault_at, launch_number, list, number, pairs, pci, peers,
-    positive_float, store_parsed,
+    positive_float, replaced_line, store_parsed,
 };
 use super::spec::Spec;
 use super::{CountsOutput, ProgrammaticEdges, Raw};
@@ -222,6 +222,14 @@ pub const SETTINGS: &[Setting] = &[
         help: "pairs of devices between which copies with peer access write wrong bytes, such as 0-1,2-3 (none)",
         read: |raw, text| {
             raw.hardware.corrupt = pairs(text)?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_PTX_LINE",
+        help: "what a line of PTX is replaced by when its module is loaded, as ENTRY:LINE:TEXT; line 0 begins the entry (none)",
+        read: |raw, text| {
+            raw.replaced_line = Some(replaced_line(text)?);
             Ok(())
         },
     },

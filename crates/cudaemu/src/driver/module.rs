@@ -81,6 +81,8 @@ impl Driver {
         };
         let text = std::str::from_utf8(text)
             .map_err(|error| LoadError::new(Error::InvalidPtx, format!("the text is no PTX: {error}")))?;
+        let replaced = self.config.replaced_line.as_ref().and_then(|line| line.apply(text));
+        let text = replaced.as_deref().unwrap_or(text);
         let tree = ptx::parse(text).map_err(|error| LoadError::new(Error::InvalidPtx, error.to_string()))?;
         let newest = newest_ptx(self.config.driver_version);
         if tree.version > newest {
