@@ -32,9 +32,9 @@ done
 [[ $check ]] || { echo "verified.sh: no check named" >&2; usage >&2; exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The inputs: files, and folders with all files that git tracks or would add. tests/layout compares the lists with the table of
-# layers and with the scripts. The AArch64 tests run the CPU device, so its layer and all lower layers are inputs.
-aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/poison.rs src/setters.rs src/size.rs src/sync.rs src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
+# The inputs: files, and folders with all files that git tracks or would add. tests/layout compares the lists with the code and with the
+# scripts. The AArch64 tests are those of the vector kernels, which use no other module of the crate.
+aarch64=(src/cpu/simd src/cpu/panel.rs src/cpu/ops/math.rs src/tensor Cargo.lock Cargo.toml scripts/aarch64.sh scripts/verified.sh)
 ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs src/tensor/quant/grids.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
 # Of the device, only the code that chooses kernels, grids and fusions. The other scripts compute figures from the counts.
 roofline=(kernels/ptx src/cuda/columns.rs src/cuda/ops src/cuda/private_results.rs src/cuda/program_builder.rs src/graph/fuse src/graph/fuse.rs src/tensor/table.rs bench/cases bench/roofline-counts.rs bench/roofline/counts.json crates/cudaemu/src scripts/roofline.sh scripts/roofline.py scripts/emulate.sh scripts/verified.sh)
