@@ -5,11 +5,14 @@ use clap::Parser;
 use fanout::cuda::{self, CudaDevice, CudaOptions};
 use fanout::device::{Device, MemoryBudget};
 use fanout_bench::cases::{self, Case, fill};
-use fanout_bench::timing::{TIMEOUT, finish};
 use serde_json::{Map, Value, json};
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Limit of an emulated kernel and of a run: on a busy machine they take minutes.
+const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Counts the kernels of the static roofline's canonical cases on an emulated GPU, and prints them as JSON. Run it through
 /// `scripts/roofline.sh --write`, which sets the emulator's options.
@@ -40,7 +43,7 @@ fn count(args: &Args) -> Outcome<Value> {
     let gpu = gpus.first().ok_or("no GPU was detected")?;
     kernels()?; // fails if the driver is not the emulator
     // scripts/roofline.py joins the counts with the machine code of the committed PTX, so the device must run that text unchanged.
-    let options = CudaOptions { programmatic_launch: false, ..CudaOptions::default() };
+    let options = CudaOptions { programmatic_launch: false, device_timeout: TIMEOUT, ..CudaOptions::default() };
     let device = CudaDevice::with_options("CUDA0", gpu, |_| gpu.memory, options)?;
     let mut all = Map::new();
     for case in cases::canonical() {
@@ -58,6 +61,10 @@ fn count(args: &Args) -> Outcome<Value> {
     Ok(Value::Object(all))
 }
 
+fn deadline() -> Option<Instant> {
+    Some(Instant::now() + TIMEOUT)
+}
+
 /// The counts of the kernels that a case launches.
 fn run(device: &Arc<CudaDevice>, case: &Case) -> Outcome<Value> {
     let draft = case.single()?;
@@ -71,15 +78,14 @@ fn run(device: &Arc<CudaDevice>, case: &Case) -> Outcome<Value> {
         return Err("a node has no CUDA kernel".into());
     }
     let program = device.prepare(Arc::clone(&graph))?;
-    let point = queue.mark();
-    point.wait(Some(std::time::Instant::now() + TIMEOUT))?;
+    queue.mark().wait(deadline())?;
     let bindings: Arc<[_]> = Arc::from([region]);
     // The first run repacks the weights; only later runs are those of a decoder.
     queue.run(&program, &bindings)?;
-    finish(&queue.mark())?;
+    queue.mark().wait(deadline())?;
     let before = kernels()?;
     queue.run(&program, &bindings)?;
-    finish(&queue.mark())?;
+    queue.mark().wait(deadline())?;
     Ok(kernels()?
         .iter()
         .filter_map(|(name, after)| Some((name.clone(), difference(after, before.get(name))?)))

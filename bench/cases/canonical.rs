@@ -54,7 +54,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(prompts(s));
     cases.extend(latent());
-    cases.extend(passes(s, 1));
+    cases.extend([1, PROMPT].into_iter().flat_map(|n| passes(s, n)));
     cases.extend([F16, Q4_K].map(|t| layers(s, t, 1, 1)));
     cases.extend([F16, Q4_K, IQ4_XS].map(experts));
     cases.push(router());
