@@ -253,11 +253,17 @@ pub trait Device: Send + Sync + Debug {
     /// The driver's or the connection's error; [`DeviceError::Exhausted`] when the host cannot start a thread for the queue.
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError>;
 
-    /// Why the device is unusable until this process is started again, if it is: a GPU that fell off the bus, an uncorrectable
-    /// memory error, an illegal access, a kernel that does not end. It never becomes usable again. All work of its queues fails,
-    /// and [`Device::alloc`], [`Device::queue`], [`Device::prepare`] and [`Device::memory`] return this error. Never blocks, so
+    /// Why the device is unusable for good, if it is. A GPU is lost until this process is started again
+    /// ([`DeviceError::Lost`]): it fell off the bus, or had an uncorrectable memory error, an illegal access or a kernel that does
+    /// not end. A device of a server is lost with its connection ([`DeviceError::ConnectionLost`]): to use the server again,
+    /// connect again. All work of the queues of a lost device fails, and [`Device::alloc`], [`Device::queue`], [`Device::prepare`] and [`Device::memory`] return this error. Never blocks, so
     /// that a server may poll it.
     fn lost(&self) -> Option<DeviceError> {
+        None
+    }
+
+    /// The server that the device belongs to, `host:port` as the user wrote it; `None` for a device of this machine.
+    fn endpoint(&self) -> Option<&str> {
         None
     }
 
@@ -301,6 +307,12 @@ pub trait Device: Send + Sync + Debug {
 }
 
 impl dyn Device + '_ {
+    /// Whether the device belongs to a server whose connection is open. Neither blocks nor sends anything: a server that has just
+    /// failed counts as connected until a reply or a heartbeat is overdue.
+    pub fn is_connected(&self) -> bool {
+        self.endpoint().is_some() && self.lost().is_none()
+    }
+
     /// Whether queues of this device copy from `other`'s memory without the host: [`PeerCopies::copies_from`] decides; a device
     /// without that capability copies within its domain only. For the device of a server, this may block for a request.
     pub fn copies_from(&self, other: &DeviceInfo) -> bool {
