@@ -14,6 +14,7 @@ mod overlap;
 mod ranges;
 pub mod validate;
 
+pub(crate) use builder::FOREIGN;
 pub use builder::{BuildError, Builder, NodeError};
 pub(crate) use overlap::{Overlap, overlap};
 pub(crate) use ranges::ByteRangeSet;

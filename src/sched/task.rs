@@ -1,7 +1,7 @@
 //! Task: the input of the scheduler. A graph, the storage class of each of its slots, pinned nodes and outputs.
 
 use crate::device::Region;
-use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
+use crate::graph::{BuildError, Builder, FOREIGN, Graph, Node, Tensor, TensorId};
 use crate::ops::{Op, OutputSpec};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
@@ -173,7 +173,7 @@ impl TaskBuilder {
     /// # Errors
     /// [`BuildError::Tensor`] for a tensor of another task.
     pub fn desc(&self, id: TensorId) -> Result<TensorDesc, BuildError> {
-        self.tensor(id).map(|t| t.desc).ok_or(BuildError::Tensor("a tensor of another graph"))
+        self.tensor(id).map(|t| t.desc).ok_or(FOREIGN)
     }
 
     /// Adds a node. The type and shape of its destination follow from its sources. Returns the destination.
