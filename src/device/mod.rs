@@ -79,6 +79,7 @@ mod memory_budget;
 pub mod noop;
 mod pending_read;
 mod queue_threads;
+mod ready_at;
 mod repack;
 mod tensors;
 mod timeline;
@@ -114,19 +115,22 @@ pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::MemoryBudget;
 pub(crate) use memory_budget::process_mappings;
+#[cfg(feature = "client")]
+pub(crate) use pending_read::ReadSource;
 pub use pending_read::{PendingRead, PendingReadSender};
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
 #[cfg(test)]
 pub(crate) use repack::FIRST_REPACK_DELAY;
 pub(crate) use repack::{MIN_PACKED_BYTES, RepackDelays, next_layout_version};
 pub use tensors::{TensorMemory, TensorPlan};
-pub use timeline::{CallbackRegistration, CompletionSource, Timeline, TimelinePoint};
+pub(crate) use timeline::POLL_INTERVAL;
 #[cfg(feature = "server")]
-pub(crate) use timeline::{POLL_INTERVAL, SPIN_BEFORE_SLEEP};
+pub(crate) use timeline::SPIN_BEFORE_SLEEP;
+pub use timeline::{CallbackRegistration, CompletionSource, Timeline, TimelinePoint};
 
 use crate::graph::Graph;
 use crate::ops::NodeView;
-use crate::tensor::TensorDesc;
+use crate::tensor::{PlainData, TensorDesc, bytes_of};
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,6 +157,12 @@ pub enum UploadSource<'a> {
     ///
     /// A caller that needs the closure's error with its type uses `upload_from` of `dyn Queue`.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>),
+}
+
+impl<'a, T: PlainData> From<&'a [T]> for UploadSource<'a> {
+    fn from(values: &'a [T]) -> UploadSource<'a> {
+        UploadSource::Borrowed(bytes_of(values))
+    }
 }
 
 impl UploadSource<'_> {

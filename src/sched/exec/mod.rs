@@ -290,6 +290,20 @@ impl Scheduler {
         Ok(())
     }
 
+    /// The completion of all runs that were submitted so far, as a future: `.await` it in any executor, or give it a callback
+    /// ([`PendingRead::on_ready`]). The runs do not end when it is dropped.
+    ///
+    /// # Errors
+    /// [`SchedError::RunIncomplete`] after a run with collective nodes that stopped half way. The future returns the first
+    /// failure.
+    pub fn mark(&self) -> Result<PendingRead<()>, SchedError> {
+        if !self.joined_groups.is_empty() {
+            self.check_complete()?;
+        }
+        let points = self.queues.last_points().map(|(_, point)| point.clone()).collect();
+        Ok(PendingRead::at_all(points, || Ok(())))
+    }
+
     /// The abort flag. While any thread keeps it raised, running and new calls fail with [`SchedError::Aborted`] within a few
     /// milliseconds. The scheduler never lowers the flag: the caller lowers it before the next run.
     pub fn abort_flag(&self) -> Arc<AtomicBool> {
