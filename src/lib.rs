@@ -43,18 +43,18 @@
 //!
 //! // 2. Bring a weight to each device, and describe the graph y = W1 (W0 x). Weights decide where nodes run.
 //! let mut task = TaskBuilder::new();
-//! let x = task.input("x", DType::F32, [2, 1, 1, 1])?;
+//! let x = task.input("x", DType::F32, [2])?;
 //! let mut y = x;
 //! let weights = [("W0", vec![1f32, 2.0, 3.0, 4.0]), ("W1", vec![1.0, 10.0])]; // rows of two elements
 //! for (number, (name, rows)) in weights.iter().enumerate() {
-//!     let desc = TensorDesc::contiguous(DType::F32, [2, rows.len() / 2, 1, 1])?;
+//!     let desc = TensorDesc::contiguous(DType::F32, [2, rows.len() / 2])?;
 //!     let device = &devices[number];
 //!     let region = device.alloc(device.alloc_size(&desc), &budget)?.region(0, desc.extent() as u64)?;
 //!     let mut queue = device.queue(&budget)?;
 //!     queue.upload(region.clone(), Some(&desc), UploadSource::from(&rows[..]))?;
 //!     queue.mark().wait(None)?;
 //!     let weight = task.stored(*name, desc, number, Some(region))?;
-//!     y = task.node(MulMat::PLAIN, &[Some(weight), Some(y)])?;
+//!     y = task.node(MulMat::PLAIN, &[weight, y])?;
 //! }
 //! task.output(y)?;
 //!
@@ -92,8 +92,8 @@
 //!
 //! // z = x * y, element by element.
 //! let mut b = Builder::new();
-//! let (x, y) = (b.leaf(DType::F32, [4, 1, 1, 1])?, b.leaf(DType::F32, [4, 1, 1, 1])?);
-//! let z = b.node(Binary::Mul, &[Some(x), Some(y)])?;
+//! let (x, y) = (b.leaf(DType::F32, [4])?, b.leaf(DType::F32, [4])?);
+//! let z = b.node(Binary::Mul, &[x, y])?;
 //! let graph = Arc::new(b.build());
 //!
 //! let cpu = CpuDevice::new("CPU", 2, MathMode::Fast, 1 << 20)?;

@@ -3,7 +3,7 @@
 use super::validate::{self, GraphError};
 use super::{Graph, GraphNumber, Node, SlotOffset, Tensor, TensorId};
 use crate::ops::{MAX_SRC, Op, OpCode, OutputSpec, Sources};
-use crate::tensor::{DIMS, DType, DescError, TensorDesc};
+use crate::tensor::{DType, DescError, Shape, TensorDesc};
 use thiserror::Error;
 
 /// Builds a graph. By default all tensors are in slot 0, one after another, each at a multiple of [`Builder::ALIGN`]; with
@@ -48,6 +48,7 @@ impl std::error::Error for NodeError {}
 
 /// The caller of the builder made an error.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum BuildError {
     /// An invalid shape: see [`DescError`].
     #[error(transparent)]
@@ -101,6 +102,11 @@ enum Destination {
     ViewOf(TensorId),
 }
 
+/// The sources of a node, as ids of which some may be absent.
+pub(crate) fn sources(srcs: &[impl Into<Option<TensorId>> + Copy]) -> Vec<Option<TensorId>> {
+    srcs.iter().map(|&source| source.into()).collect()
+}
+
 impl Builder {
     /// Alignment in bytes of each tensor. Also the minimum gap between two tensors, where tests put sentinels that detect
     /// out-of-bounds writes.
@@ -126,7 +132,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`BuildError::Desc`] for an invalid shape.
-    pub fn leaf(&mut self, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+    pub fn leaf(&mut self, dtype: DType, ne: impl Into<Shape>) -> Result<TensorId, BuildError> {
         let desc = TensorDesc::contiguous(dtype, ne)?;
         self.leaf_with_desc(desc)
     }
@@ -172,12 +178,17 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a node with an inferred, contiguous destination; returns the destination.
+    /// Adds a node with an inferred, contiguous destination; returns the destination. `srcs` are ids (`&[w, x]`), or options if some
+    /// are absent (`&[Some(x), None, Some(factors)]`).
     ///
     /// # Errors
     /// [`BuildError::Node`] for sources or parameters that are invalid for the op.
-    pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
-        self.add(op.into(), srcs, Destination::Inferred)
+    pub fn node(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[impl Into<Option<TensorId>> + Copy],
+    ) -> Result<TensorId, BuildError> {
+        self.add(op.into(), &sources(srcs), Destination::Inferred)
     }
 
     /// Adds a node with a contiguous destination of the given type and shape; returns the destination.
@@ -188,10 +199,10 @@ impl Builder {
     pub fn node_with_output(
         &mut self,
         op: impl Into<Op>,
-        srcs: &[Option<TensorId>],
+        srcs: &[impl Into<Option<TensorId>> + Copy],
         out: OutputSpec,
     ) -> Result<TensorId, BuildError> {
-        self.add(op.into(), srcs, Destination::New(out))
+        self.add(op.into(), &sources(srcs), Destination::New(out))
     }
 
     /// Adds a node that writes an existing tensor: in place, or into a view.
@@ -202,10 +213,10 @@ impl Builder {
     pub fn node_into(
         &mut self,
         op: impl Into<Op>,
-        srcs: &[Option<TensorId>],
+        srcs: &[impl Into<Option<TensorId>> + Copy],
         dst: TensorId,
     ) -> Result<TensorId, BuildError> {
-        self.add(op.into(), srcs, Destination::Existing(dst))
+        self.add(op.into(), &sources(srcs), Destination::Existing(dst))
     }
 
     /// As [`Builder::node_into`], with a view of `dst` as the destination, which it returns: each node has its own destination.

@@ -14,8 +14,8 @@ mod overlap;
 mod ranges;
 pub mod validate;
 
-pub(crate) use builder::FOREIGN;
 pub use builder::{BuildError, Builder, NodeError};
+pub(crate) use builder::{FOREIGN, sources};
 pub(crate) use overlap::{Overlap, overlap};
 pub(crate) use ranges::ByteRangeSet;
 

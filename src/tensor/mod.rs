@@ -11,6 +11,7 @@ mod dtype;
 mod loop_nest;
 mod plain_data;
 pub mod quant;
+mod shape;
 pub(crate) mod table;
 
 #[cfg(feature = "server")]
@@ -21,3 +22,4 @@ pub use dtype::{Capability, DType};
 pub(crate) use loop_nest::{CopyLoop, common_loop_nest};
 pub(crate) use plain_data::bytes_of_mut;
 pub use plain_data::{PlainData, bytes_of};
+pub use shape::Shape;

@@ -60,7 +60,8 @@ fn check(name: &str, devices: Vec<Arc<dyn Device>>) {
                     std::thread::yield_now();
                 }
                 let mut values = vec![0f32; SHAPE[0] * SHAPE[1]];
-                read.read_into(&mut values, Some(Instant::now())).map(|()| values.iter().flat_map(|v| v.to_le_bytes()).collect())
+                read.read_into(&mut values, Some(Instant::now()))
+                    .map(|()| values.iter().flat_map(|v| v.to_le_bytes()).collect())
             }
         };
         assert_eq!(bytes.as_ref(), Ok(wanted), "{name}, run {run}");

@@ -46,17 +46,17 @@ impl Model {
     fn new(devices: Vec<Arc<dyn Device>>) -> Result<Model, Box<dyn Error>> {
         let budget = MemoryBudget::new(MEMORY);
         let mut task = TaskBuilder::new();
-        let x = task.input("x", DType::F32, [WIDTH, 1, 1, 1])?;
+        let x = task.input("x", DType::F32, [WIDTH])?;
         let mut y = x;
         let turn: Vec<f32> = (0..WIDTH * WIDTH).map(|i| f32::from(i % WIDTH == (i / WIDTH + 1) % WIDTH)).collect();
-        let desc = TensorDesc::contiguous(DType::F32, [WIDTH, WIDTH, 1, 1])?;
+        let desc = TensorDesc::contiguous(DType::F32, [WIDTH, WIDTH])?;
         for (number, device) in devices.iter().enumerate() {
             let region = device.alloc(device.alloc_size(&desc), &budget)?.region(0, desc.extent() as u64)?;
             let mut queue = device.queue(&budget)?;
             queue.upload(region.clone(), Some(&desc), UploadSource::from(&turn[..]))?;
             queue.mark().wait(None)?;
             let weight = task.stored(format!("W{number}"), desc, number, Some(region))?;
-            y = task.node(MulMat::PLAIN, &[Some(weight), Some(y)])?;
+            y = task.node(MulMat::PLAIN, &[weight, y])?;
         }
         task.output(y)?;
         let mut scheduler = Scheduler::new(devices, Options::default().with_depth(DEPTH), &budget)?;
