@@ -13,8 +13,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub(crate) enum AnnounceError {
     /// The folder or a file in it cannot be written.
-    #[error("--announce {folder}: {source}{}", io_hint(.source))]
-    Io { folder: String, source: io::Error },
+    #[error("--announce {folder}: {error}{}", io_hint(.error))]
+    Io { folder: String, error: io::Error },
     /// The server listens on all addresses of a machine without a name.
     #[error(
         "--announce: the server listens on all addresses, and this machine's name is not known ({0}): give one address with \
@@ -40,7 +40,7 @@ impl Announcement {
     pub(crate) fn write(folder: &Path, addresses: &[SocketAddr]) -> Result<Announcement, AnnounceError> {
         let mut addresses = addresses.to_vec();
         addresses.sort_by_key(|address| address.ip().to_canonical().is_loopback());
-        let io = |source| AnnounceError::Io { folder: folder.display().to_string(), source };
+        let io = |error| AnnounceError::Io { folder: folder.display().to_string(), error };
         let Some(&first) = addresses.first() else { return Err(io(io::ErrorKind::InvalidInput.into())) };
         if first.ip().to_canonical().is_loopback() {
             log::warn!(

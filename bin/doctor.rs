@@ -250,11 +250,10 @@ fn names<S: AsRef<str>>(all: &[S]) -> String {
 
 /// What to do when a device fails.
 fn failure_remedy(e: &DeviceError) -> &'static str {
-    match e {
+    match e.root() {
         DeviceError::OutOfMemory { .. } => {
             "wait until other clients of the device have ended, or limit theirs: max-memory in the server's --limits file"
         }
-        DeviceError::OnDevice { source, .. } => failure_remedy(source),
         DeviceError::ConnectionLost { .. } => {
             "the server's log has the reason (journalctl -u fanout, if systemd runs it)"
         }

@@ -45,7 +45,7 @@ pub(crate) fn keygen(file: &Path, public: bool) -> ExitCode {
 
 /// Writes a new secret key to `file`.
 fn new_key(file: &Path) -> Result<SecretKey, KeyFileError> {
-    let io = |source| KeyFileError::Io { path: file.display().to_string(), source };
+    let io = |error| KeyFileError::Io { path: file.display().to_string(), error };
     let key = SecretKey::generate().map_err(io)?;
     key.create_file(file)?;
     Ok(key)

@@ -33,7 +33,7 @@
 //! use fanout::ops::mul_mat::MulMat;
 //! use fanout::registry::{self, Registry};
 //! use fanout::sched::{Options, Scheduler, TaskBuilder};
-//! use fanout::tensor::{DType, TensorDesc};
+//! use fanout::tensor::{DType, TensorDesc, bytes_of};
 //! use std::sync::Arc;
 //!
 //! // 1. Open devices.
@@ -43,18 +43,18 @@
 //!
 //! // 2. Bring a weight to each device, and describe the graph y = W1 (W0 x). Weights decide where nodes run.
 //! let mut task = TaskBuilder::new();
-//! let x = task.input("x", DType::F32, [2, 1, 1, 1])?;
+//! let x = task.input("x", DType::F32, [2])?;
 //! let mut y = x;
 //! let weights = [("W0", vec![1f32, 2.0, 3.0, 4.0]), ("W1", vec![1.0, 10.0])]; // rows of two elements
 //! for (number, (name, rows)) in weights.iter().enumerate() {
-//!     let desc = TensorDesc::contiguous(DType::F32, [2, rows.len() / 2, 1, 1])?;
+//!     let desc = TensorDesc::contiguous(DType::F32, [2, rows.len() / 2])?;
 //!     let device = &devices[number];
 //!     let region = device.alloc(device.alloc_size(&desc), &budget)?.region(0, desc.extent() as u64)?;
 //!     let mut queue = device.queue(&budget)?;
-//!     queue.upload(region.clone(), Some(&desc), UploadSource::Borrowed(bytemuck::cast_slice(rows)))?;
+//!     queue.upload(region.clone(), Some(&desc), UploadSource::from(&rows[..]))?;
 //!     queue.mark().wait(None)?;
 //!     let weight = task.stored(*name, desc, number, Some(region))?;
-//!     y = task.node(MulMat::PLAIN, &[Some(weight), Some(y)])?;
+//!     y = task.node(MulMat::PLAIN, &[weight, y])?;
 //! }
 //! task.output(y)?;
 //!
@@ -62,9 +62,10 @@
 //! let mut scheduler = Scheduler::new(devices, Options::default(), &budget)?;
 //! let mut plan = scheduler.build(&Arc::new(task.build()?))?;
 //! for (input, result) in [([1f32, 1.0], 73f32), ([1.0, 0.0], 31.0)] {
-//!     scheduler.run(&mut plan, &[(x, bytemuck::bytes_of(&input))])?;
-//!     let bytes = scheduler.read(&plan, y)?.wait(None)?;
-//!     assert_eq!(bytes, bytemuck::bytes_of(&result));
+//!     scheduler.run(&mut plan, &[(x, bytes_of(&input))])?;
+//!     let mut read = [0f32];
+//!     scheduler.read(&plan, y)?.read_into(&mut read, None)?;
+//!     assert_eq!(read, [result]);
 //! }
 //! assert_eq!((plan.plan().splits(), plan.plan().copies()), (2, 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -72,6 +73,8 @@
 //!
 //! Where to go from here:
 //! - Several runs in flight (pipeline parallelism), observers, an abort flag, comparing two devices: [`sched`].
+//! - Results without a thread that waits: [`device::PendingRead`] and [`sched::Scheduler::mark`] are futures for any executor.
+//!   `examples/async` runs 64 sequences on one thread of tokio.
 //! - Many weights in few buffers: [`device::TensorMemory`]; weights in mapped files: [`device::MappedFile`] and
 //!   [`device::ImportHost`]; model files: [`gguf`].
 //! - Servers, timeouts and reconnecting: `rpc::client`. A runtime that survives the loss of a server: `examples/generate`.
@@ -89,8 +92,8 @@
 //!
 //! // z = x * y, element by element.
 //! let mut b = Builder::new();
-//! let (x, y) = (b.leaf(DType::F32, [4, 1, 1, 1])?, b.leaf(DType::F32, [4, 1, 1, 1])?);
-//! let z = b.node(Binary::Mul, &[Some(x), Some(y)])?;
+//! let (x, y) = (b.leaf(DType::F32, [4])?, b.leaf(DType::F32, [4])?);
+//! let z = b.node(Binary::Mul, &[x, y])?;
 //! let graph = Arc::new(b.build());
 //!
 //! let cpu = CpuDevice::new("CPU", 2, MathMode::Fast, 1 << 20)?;
@@ -155,6 +158,7 @@
 
 // Items that one feature alone uses are dead code in builds without that feature. CI lints builds with all features, which
 // report real dead code.
+#![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs marks each item with the features that it needs
 #![cfg_attr(
     not(all(feature = "cuda", feature = "server", feature = "client")),
     allow(dead_code, unused_imports, unreachable_pub)
@@ -170,10 +174,13 @@ pub mod device;
 pub mod fallback;
 pub mod gguf;
 pub mod graph;
+#[doc(hidden)] // of rpc-server
 pub mod io_hint;
+#[doc(hidden)] // of rpc-server
 pub mod log_level;
 pub mod ops;
 mod poison;
+#[doc(hidden)] // of rpc-server
 pub mod printable;
 pub mod registry;
 #[cfg(any(feature = "server", feature = "client"))]

@@ -178,11 +178,7 @@ impl Queue for CudaQueue {
         let point = TimelinePoint::new(&self.timeline, point_seq(point));
         let pending_read = |(index, range): (usize, Range<usize>)| {
             let (point, result) = (point.clone(), Arc::clone(&result));
-            PendingRead::on_demand(move |deadline| {
-                point.wait(deadline).map_err(|e| match e {
-                    DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
-                    e => e,
-                })?;
+            PendingRead::at(point, move || {
                 let bytes = match result.get() {
                     Some(Downloaded::Block(block)) => block.block.slice(range.end).and_then(|block| block.get(range)),
                     Some(Downloaded::Bytes(all)) => all.get(index).map(Vec::as_slice),

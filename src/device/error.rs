@@ -45,6 +45,9 @@ pub(crate) fn unsupported_types(node: &NodeView<'_>) -> Unsupported {
 
 /// An error of a device or of work on it. The variant states which side is at fault: the caller, the data, the machine, the
 /// network or fanout. See the section "Failures" of the [module](super).
+///
+/// As for all errors of this crate, `Display` is the whole text, and [`source`](std::error::Error::source) never repeats a part of
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -147,7 +150,7 @@ pub enum DeviceError {
     /// The closure of an [`UploadSource::Writer`](super::UploadSource::Writer) failed to produce the bytes of an upload. Does
     /// not stick to the queue.
     #[error("the source of an upload failed: {0}")]
-    Source(#[from] SourceError),
+    Source(SourceError),
     /// The host is out of a resource other than memory, such as threads. The same call may succeed later.
     #[error("the host is out of {resource}: {reason}")]
     Exhausted {
@@ -158,14 +161,14 @@ pub enum DeviceError {
     },
     /// The queue of a rank of a [`CollectiveGroup`](super::CollectiveGroup) has failed. All collectives of the group fail from
     /// then on, on every rank.
-    #[error("rank {rank} ({device}) has failed: {source}")]
+    #[error("rank {rank} ({device}) has failed: {error}")]
     RankFailed {
         /// The rank.
         rank: usize,
         /// Name of the rank's device.
         device: String,
         /// Why its queue has failed.
-        source: Box<DeviceError>,
+        error: Box<DeviceError>,
     },
     /// A rank of a [`CollectiveGroup`](super::CollectiveGroup) has left the group: its queue was dropped, or has joined another
     /// group in its place. All collectives of the group fail from then on, on every rank.
@@ -184,19 +187,38 @@ pub enum DeviceError {
     #[error("bug in fanout: {0}")]
     Bug(String),
     /// A failure of one device of several that a wrapper such as [`Fallback`](crate::fallback::Fallback) combines.
-    #[error("{device}: {source}")]
+    #[error("{}", error.text_on(device))]
     OnDevice {
         /// Name of the failed device.
         device: String,
         /// The error of that device.
-        source: Box<DeviceError>,
+        error: Box<DeviceError>,
     },
 }
 
 impl DeviceError {
     /// Adds the name of the failed device.
     pub(crate) fn on_device(self, device: &str) -> DeviceError {
-        DeviceError::OnDevice { device: device.to_owned(), source: Box::new(self) }
+        DeviceError::OnDevice { device: device.to_owned(), error: Box::new(self) }
+    }
+
+    /// The innermost error, without the wrappers [`DeviceError::OnDevice`] and [`DeviceError::RankFailed`], which name the device
+    /// at fault.
+    pub fn root(&self) -> &DeviceError {
+        match self {
+            DeviceError::OnDevice { error, .. } | DeviceError::RankFailed { error, .. } => error.root(),
+            error => error,
+        }
+    }
+
+    /// The text of the error with the device's name before it, which is left out if the text begins with it, or with the
+    /// endpoint that the name begins with.
+    pub(crate) fn text_on(&self, device: &str) -> String {
+        let text = self.to_string();
+        let named = text.split_once(": ").is_some_and(|(name, _)| {
+            device.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        });
+        if named { text } else { format!("{device}: {text}") }
     }
 
     /// [`DeviceError::Exhausted`] for a thread that the system did not start; `to` completes "cannot start one …".
@@ -217,6 +239,12 @@ impl SourceError {
     /// An error with this text.
     pub fn new(reason: impl ToString) -> SourceError {
         SourceError(reason.to_string())
+    }
+}
+
+impl From<SourceError> for DeviceError {
+    fn from(error: SourceError) -> DeviceError {
+        DeviceError::Source(error)
     }
 }
 

@@ -56,6 +56,7 @@ macro_rules! device_methods {
             prepare(graph: Arc<Graph>) -> Result<Program, DeviceError>;
             queue(budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError>;
             lost() -> Option<DeviceError>;
+            endpoint() -> Option<&str>;
             lost_by() -> Option<Arc<MemoryBudget>>;
             activity() -> Option<DeviceActivity>;
             link_stats() -> Option<LinkStats>;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // one of the modules that `tests/layout` names
 
 use super::{DeviceError, MemoryBudget, Reservation};
+use crate::tensor::{PlainData, bytes_of_mut};
 use crossbeam::utils::CachePadded;
 use memmap2::MmapMut;
 use std::any::Any;
@@ -10,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Owned bytes in the host's memory, at an address that does not change. Made by [`HostBuffer::zeroed`],
+/// Owned bytes in the host's memory, at an address that does not change. Made by [`HostBuffer::zeroed`], [`HostBuffer::from_vec`],
 /// [`PinnedMemory::alloc_pinned`] and [`MappedFile::map_private`]; [`ImportHost::import`] turns it into a buffer of a device.
 ///
 /// Queues keep no reference to a host buffer: when an upload returns, the bytes have been copied by the host or the device.
@@ -49,6 +50,14 @@ impl HostBuffer {
             reservation: Some(reservation),
             ..pages.ok_or_else(|| HostBuffer::out_of_memory(bytes, budget))?
         })
+    }
+
+    /// The memory of a vector, without a copy. It counts against no budget, and is aligned for `T` only.
+    pub fn from_vec<T: PlainData + Send + Sync>(mut values: Vec<T>) -> HostBuffer {
+        let bytes = bytes_of_mut(&mut values);
+        let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        // The elements of a vector do not move with it, and nobody accesses them through the owner.
+        HostBuffer { start, bytes: len, _owner: Some(Box::new(values)), reservation: None }
     }
 
     /// The error for `bytes` bytes that were reserved in `budget` but that the system or the driver failed to allocate.
@@ -122,5 +131,21 @@ impl AsMut<[u8]> for HostBuffer {
 impl fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostBuffer({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_becomes_a_buffer_without_a_copy() {
+        let values = vec![1.0f32, 2.0];
+        let address = values.as_ptr().addr();
+        let mut buffer = HostBuffer::from_vec(values);
+        assert_eq!((buffer.as_ptr().addr(), &buffer[..4]), (address, &1.0f32.to_le_bytes()[..]));
+        buffer[4..].fill(0);
+        assert_eq!(buffer[..], [0, 0, 128, 63, 0, 0, 0, 0]);
+        assert!(HostBuffer::from_vec(Vec::<u8>::new()).is_empty());
     }
 }

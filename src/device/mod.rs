@@ -79,6 +79,7 @@ mod memory_budget;
 pub mod noop;
 mod pending_read;
 mod queue_threads;
+mod ready_at;
 mod repack;
 mod tensors;
 mod timeline;
@@ -114,19 +115,22 @@ pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::MemoryBudget;
 pub(crate) use memory_budget::process_mappings;
+#[cfg(feature = "client")]
+pub(crate) use pending_read::ReadSource;
 pub use pending_read::{PendingRead, PendingReadSender};
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
 #[cfg(test)]
 pub(crate) use repack::FIRST_REPACK_DELAY;
 pub(crate) use repack::{MIN_PACKED_BYTES, RepackDelays, next_layout_version};
 pub use tensors::{TensorMemory, TensorPlan};
-pub use timeline::{CallbackRegistration, CompletionSource, Timeline, TimelinePoint};
+pub(crate) use timeline::POLL_INTERVAL;
 #[cfg(feature = "server")]
-pub(crate) use timeline::{POLL_INTERVAL, SPIN_BEFORE_SLEEP};
+pub(crate) use timeline::SPIN_BEFORE_SLEEP;
+pub use timeline::{CallbackRegistration, CompletionSource, Timeline, TimelinePoint};
 
 use crate::graph::Graph;
 use crate::ops::NodeView;
-use crate::tensor::TensorDesc;
+use crate::tensor::{PlainData, TensorDesc, bytes_of};
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,6 +157,12 @@ pub enum UploadSource<'a> {
     ///
     /// A caller that needs the closure's error with its type uses `upload_from` of `dyn Queue`.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>),
+}
+
+impl<'a, T: PlainData> From<&'a [T]> for UploadSource<'a> {
+    fn from(values: &'a [T]) -> UploadSource<'a> {
+        UploadSource::Borrowed(bytes_of(values))
+    }
 }
 
 impl UploadSource<'_> {
@@ -253,11 +263,17 @@ pub trait Device: Send + Sync + Debug {
     /// The driver's or the connection's error; [`DeviceError::Exhausted`] when the host cannot start a thread for the queue.
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError>;
 
-    /// Why the device is unusable until this process is started again, if it is: a GPU that fell off the bus, an uncorrectable
-    /// memory error, an illegal access, a kernel that does not end. It never becomes usable again. All work of its queues fails,
-    /// and [`Device::alloc`], [`Device::queue`], [`Device::prepare`] and [`Device::memory`] return this error. Never blocks, so
+    /// Why the device is unusable for good, if it is. A GPU is lost until this process is started again
+    /// ([`DeviceError::Lost`]): it fell off the bus, or had an uncorrectable memory error, an illegal access or a kernel that does
+    /// not end. A device of a server is lost with its connection ([`DeviceError::ConnectionLost`]): to use the server again,
+    /// connect again. All work of the queues of a lost device fails, and [`Device::alloc`], [`Device::queue`], [`Device::prepare`] and [`Device::memory`] return this error. Never blocks, so
     /// that a server may poll it.
     fn lost(&self) -> Option<DeviceError> {
+        None
+    }
+
+    /// The server that the device belongs to, `host:port` as the user wrote it; `None` for a device of this machine.
+    fn endpoint(&self) -> Option<&str> {
         None
     }
 
@@ -301,6 +317,12 @@ pub trait Device: Send + Sync + Debug {
 }
 
 impl dyn Device + '_ {
+    /// Whether the device belongs to a server whose connection is open. Neither blocks nor sends anything: a server that has just
+    /// failed counts as connected until a reply or a heartbeat is overdue.
+    pub fn is_connected(&self) -> bool {
+        self.endpoint().is_some() && self.lost().is_none()
+    }
+
     /// Whether queues of this device copy from `other`'s memory without the host: [`PeerCopies::copies_from`] decides; a device
     /// without that capability copies within its domain only. For the device of a server, this may block for a request.
     pub fn copies_from(&self, other: &DeviceInfo) -> bool {

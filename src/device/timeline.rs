@@ -175,6 +175,11 @@ impl TimelinePoint {
         state.failure.clone().map_or(Ok(false), Err)
     }
 
+    /// When the point is expected to be reached, if the device can tell.
+    pub(crate) fn expected_end(&self) -> Option<Instant> {
+        self.timeline.source.as_ref().and_then(|source| source.expected_end(self.seq))
+    }
+
     /// For devices: the point's value on its timeline.
     pub fn seq(&self) -> u64 {
         self.seq
@@ -254,8 +259,7 @@ impl TimelinePoint {
             if deadline.is_some_and(|at| now >= at) {
                 return Err(DeviceError::Deadline("a point on a queue"));
             }
-            let expected = self.timeline.source.as_ref().and_then(|source| source.expected_end(self.seq));
-            match pause_before_poll(now, began, expected) {
+            match pause_before_poll(now, began, self.expected_end()) {
                 Some(pause) => sync::thread::sleep(deadline.map_or(pause, |at| pause.min(at - now))),
                 None => sync::spin_loop(),
             }

@@ -77,6 +77,7 @@ impl fmt::Display for NumberedPart {
 
 /// The fault of a part of the file, with the expected and the found value.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum GgufFault {
     /// The file ends before the part does.
     #[error(

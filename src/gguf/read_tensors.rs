@@ -13,6 +13,7 @@ pub const MAX_HEAD_BYTES: u64 = 64 << 20;
 
 /// The tensor infos of a file could not be read.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum HeadError {
     /// Reading the file failed.
     #[error(transparent)]

@@ -184,6 +184,7 @@ impl<'a> Array<'a> {
 
 /// A metadata key is missing, or its value has the wrong type.
 #[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
 pub enum KeyError {
     /// A required key is missing.
     #[error("the file has no {key}, which this model needs")]

@@ -82,12 +82,12 @@ pub enum WriteError {
     #[error("tensor {0:?} has a dimension of no elements")]
     Empty(String),
     /// A tensor that is too large, or whose rows are not whole blocks of its type.
-    #[error("tensor {tensor:?}: {source}")]
+    #[error("tensor {tensor:?}: {error}")]
     Shape {
         /// The tensor's name.
         tensor: String,
         /// The violated rule of shapes.
-        source: DescError,
+        error: DescError,
     },
     /// A tensor's data do not have the length that type and shape require.
     #[error("tensor {tensor:?} takes {expected} bytes, got {got}")]
@@ -303,7 +303,7 @@ impl TensorToWrite {
         if self.ne.contains(&0) {
             return Err(WriteError::Empty(self.shown_name()));
         }
-        let expected = self.bytes().map_err(|source| WriteError::Shape { tensor: self.shown_name(), source })?;
+        let expected = self.bytes().map_err(|error| WriteError::Shape { tensor: self.shown_name(), error })?;
         match self.data.as_ref().map_or(expected, Vec::len) {
             got if got == expected => Ok(expected),
             got => Err(WriteError::DataLength { tensor: self.shown_name(), expected, got }),

@@ -3,7 +3,7 @@
 use super::validate::{self, GraphError};
 use super::{Graph, GraphNumber, Node, SlotOffset, Tensor, TensorId};
 use crate::ops::{MAX_SRC, Op, OpCode, OutputSpec, Sources};
-use crate::tensor::{DIMS, DType, DescError, TensorDesc};
+use crate::tensor::{DType, DescError, Shape, TensorDesc};
 use thiserror::Error;
 
 /// Builds a graph. By default all tensors are in slot 0, one after another, each at a multiple of [`Builder::ALIGN`]; with
@@ -48,6 +48,7 @@ impl std::error::Error for NodeError {}
 
 /// The caller of the builder made an error.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum BuildError {
     /// An invalid shape: see [`DescError`].
     #[error(transparent)]
@@ -87,7 +88,24 @@ fn starts_at_block(of: &TensorDesc, offset: usize) -> bool {
     strides.into_iter().filter(|&stride| stride > 0).fold(offset, |rest, stride| rest % stride) == 0
 }
 
-const FOREIGN: BuildError = BuildError::Tensor("a tensor of another graph");
+/// The error for a tensor of another graph or task.
+pub(crate) const FOREIGN: BuildError = BuildError::Tensor("a tensor of another graph");
+
+/// The tensor that a new node writes.
+enum Destination {
+    /// A new, contiguous tensor with the type and shape that the op infers.
+    Inferred,
+    /// A new, contiguous tensor.
+    New(OutputSpec),
+    Existing(TensorId),
+    /// A new view of all of an existing tensor.
+    ViewOf(TensorId),
+}
+
+/// The sources of a node, as ids of which some may be absent.
+pub(crate) fn sources(srcs: &[impl Into<Option<TensorId>> + Copy]) -> Vec<Option<TensorId>> {
+    srcs.iter().map(|&source| source.into()).collect()
+}
 
 impl Builder {
     /// Alignment in bytes of each tensor. Also the minimum gap between two tensors, where tests put sentinels that detect
@@ -114,7 +132,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`BuildError::Desc`] for an invalid shape.
-    pub fn leaf(&mut self, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+    pub fn leaf(&mut self, dtype: DType, ne: impl Into<Shape>) -> Result<TensorId, BuildError> {
         let desc = TensorDesc::contiguous(dtype, ne)?;
         self.leaf_with_desc(desc)
     }
@@ -160,17 +178,17 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a node with an inferred, contiguous destination; returns the destination.
+    /// Adds a node with an inferred, contiguous destination; returns the destination. `srcs` are ids (`&[w, x]`), or options if some
+    /// are absent (`&[Some(x), None, Some(factors)]`).
     ///
     /// # Errors
     /// [`BuildError::Node`] for sources or parameters that are invalid for the op.
-    pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
-        let op = op.into();
-        self.check_call(&op, srcs)?;
-        let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.own(id)).map(|t| &t.desc)).collect::<Vec<_>>();
-        let out = op.infer(&Sources::new(op.code(), &descs));
-        let out = out.map_err(|e| self.refuse(&op, srcs, e.into()))?;
-        self.node_with_output(op, srcs, out)
+    pub fn node(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[impl Into<Option<TensorId>> + Copy],
+    ) -> Result<TensorId, BuildError> {
+        self.add(op.into(), &sources(srcs), Destination::Inferred)
     }
 
     /// Adds a node with a contiguous destination of the given type and shape; returns the destination.
@@ -181,19 +199,10 @@ impl Builder {
     pub fn node_with_output(
         &mut self,
         op: impl Into<Op>,
-        srcs: &[Option<TensorId>],
+        srcs: &[impl Into<Option<TensorId>> + Copy],
         out: OutputSpec,
     ) -> Result<TensorId, BuildError> {
-        let slots = (self.graph.slots.len(), self.graph.slots.last().copied());
-        let dst = self.leaf(out.dtype, out.ne)?;
-        self.node_into(op, srcs, dst).inspect_err(|_| {
-            self.graph.tensors.pop();
-            self.graph.slots.truncate(slots.0);
-            // The only slot has become longer.
-            if let Some((last, before)) = self.graph.slots.last_mut().zip(slots.1) {
-                *last = before;
-            }
-        })
+        self.add(op.into(), &sources(srcs), Destination::New(out))
     }
 
     /// Adds a node that writes an existing tensor: in place, or into a view.
@@ -204,12 +213,60 @@ impl Builder {
     pub fn node_into(
         &mut self,
         op: impl Into<Op>,
+        srcs: &[impl Into<Option<TensorId>> + Copy],
+        dst: TensorId,
+    ) -> Result<TensorId, BuildError> {
+        self.add(op.into(), &sources(srcs), Destination::Existing(dst))
+    }
+
+    /// As [`Builder::node_into`], with a view of `dst` as the destination, which it returns: each node has its own destination.
+    pub(crate) fn node_into_view(
+        &mut self,
+        op: Op,
         srcs: &[Option<TensorId>],
         dst: TensorId,
     ) -> Result<TensorId, BuildError> {
-        let op = op.into();
+        self.add(op, srcs, Destination::ViewOf(dst))
+    }
+
+    /// Adds a node. A failure removes the tensor and the memory that were added for its destination.
+    fn add(&mut self, op: Op, srcs: &[Option<TensorId>], to: Destination) -> Result<TensorId, BuildError> {
         self.check_call(&op, srcs)?;
-        self.graph.own(dst).ok_or(FOREIGN)?;
+        let (tensors, slots) = (self.graph.tensors.len(), self.graph.slots.len());
+        let last_slot = self.graph.slots.last().copied();
+        let added = self.destination(&op, srcs, to).and_then(|dst| self.add_checked(op, srcs, dst));
+        if added.is_err() {
+            self.graph.tensors.truncate(tensors);
+            self.graph.slots.truncate(slots);
+            // If there is a single slot, it has become longer.
+            if let Some((last, before)) = self.graph.slots.last_mut().zip(last_slot) {
+                *last = before;
+            }
+        }
+        added
+    }
+
+    /// The tensor that a node writes.
+    fn destination(&mut self, op: &Op, srcs: &[Option<TensorId>], to: Destination) -> Result<TensorId, BuildError> {
+        match to {
+            Destination::Existing(dst) => self.graph.own(dst).map(|_| dst).ok_or(FOREIGN),
+            Destination::ViewOf(dst) => {
+                let desc = self.graph.own(dst).ok_or(FOREIGN)?.desc;
+                self.view(dst, desc, 0)
+            }
+            Destination::New(out) => self.leaf(out.dtype, out.ne),
+            Destination::Inferred => {
+                let own = |id: Option<TensorId>| id.and_then(|id| self.graph.own(id));
+                let descs = srcs.iter().map(|&id| own(id).map(|tensor| &tensor.desc)).collect::<Vec<_>>();
+                let out = op.infer(&Sources::new(op.code(), &descs));
+                let out = out.map_err(|e| self.refuse(op, srcs, e.into()))?;
+                self.leaf(out.dtype, out.ne)
+            }
+        }
+    }
+
+    /// Adds a node whose call and destination were checked, if it obeys the rules of its op.
+    fn add_checked(&mut self, op: Op, srcs: &[Option<TensorId>], dst: TensorId) -> Result<TensorId, BuildError> {
         let mut list = [None; MAX_SRC];
         // Later ones are absent: an op reads fewer.
         list.iter_mut().zip(srcs).for_each(|(to, &source)| *to = source);
@@ -226,18 +283,6 @@ impl Builder {
         self.graph.tensors[dst.index()].view_of = None;
         self.graph.nodes.push(node);
         Ok(dst)
-    }
-
-    /// As [`Builder::node_into`], with a view of `dst` as the destination, which it returns: each node has its own destination.
-    pub(crate) fn node_into_view(
-        &mut self,
-        op: Op,
-        srcs: &[Option<TensorId>],
-        dst: TensorId,
-    ) -> Result<TensorId, BuildError> {
-        let desc = self.graph.own(dst).ok_or(FOREIGN)?.desc;
-        let own = self.view(dst, desc, 0)?;
-        self.node_into(op, srcs, own).inspect_err(|_| _ = self.graph.tensors.pop())
     }
 
     /// The finished graph. It obeys the rules of a graph from a peer, which are checked when a node is added.

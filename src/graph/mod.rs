@@ -15,6 +15,7 @@ mod ranges;
 pub mod validate;
 
 pub use builder::{BuildError, Builder, NodeError};
+pub(crate) use builder::{FOREIGN, sources};
 pub(crate) use overlap::{Overlap, overlap};
 pub(crate) use ranges::ByteRangeSet;
 

@@ -24,6 +24,13 @@ pub struct FlashAttn {
     pub n_kv_max: u32,
 }
 
+impl FlashAttn {
+    /// Attention with this factor on the scores, without ALiBi, softcap and guarantees.
+    pub fn new(scale: f32) -> FlashAttn {
+        FlashAttn { scale, max_bias: 0.0, softcap: 0.0, f32_accumulation: false, n_kv_max: 0 }
+    }
+}
+
 impl OpFamily for FlashAttn {
     fn code(&self) -> OpCode {
         OpCode::FlashAttnExt

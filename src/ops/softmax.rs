@@ -16,6 +16,13 @@ pub struct SoftMax {
     pub max_bias: f32,
 }
 
+impl SoftMax {
+    /// Softmax with this factor on x, without ALiBi.
+    pub fn new(scale: f32) -> SoftMax {
+        SoftMax { scale, max_bias: 0.0 }
+    }
+}
+
 impl OpFamily for SoftMax {
     fn code(&self) -> OpCode {
         OpCode::SoftMax

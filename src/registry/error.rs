@@ -91,13 +91,13 @@ pub enum RegistryError {
     },
     /// The CPU device cannot start its threads.
     #[error(
-        "{name} cannot start its threads: {source}; raise the limits of threads (ulimit -u) and of memory (ulimit -v)"
+        "{name} cannot start its threads: {error}; raise the limits of threads (ulimit -u) and of memory (ulimit -v)"
     )]
     CpuStart {
         /// The device.
         name: String,
         /// The system's error.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// Connecting to a server failed.
     #[cfg(feature = "client")]

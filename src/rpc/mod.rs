@@ -30,4 +30,5 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 mod transport;
+#[doc(hidden)] // the types of messages may change with any version of the protocol
 pub mod wire;

@@ -200,8 +200,11 @@ pub enum SchedError {
     #[error("the plan belongs to another scheduler or was made for other devices")]
     ForeignPlan,
     /// An earlier run stopped before all of its steps were submitted, so the state of its tensors is unknown.
-    #[error("an earlier run failed or was aborted before all of its steps were submitted: call Scheduler::reset")]
-    RunIncomplete,
+    #[error("{}", incomplete_run(stopped_by.as_ref()))]
+    RunIncomplete {
+        /// The name of the device whose failure stopped the run, and the failure. `None`: the run was aborted.
+        stopped_by: Option<(String, DeviceError)>,
+    },
     /// A node by node run of a task with collective nodes: each of them would wait for the other ranks, which run later.
     #[error("a task with collective nodes cannot run node by node: see TensorSplit::with_copied_collectives")]
     ObservedCollectives,
@@ -218,19 +221,51 @@ pub enum SchedError {
     #[error("bug in fanout's scheduler: {0}")]
     InvalidPlan(String),
     /// A device operation failed.
-    #[error("{device}: {source}")]
+    #[error("{}", error.text_on(device))]
     Device {
         /// The device's name.
         device: String,
         /// The device's error.
-        source: DeviceError,
+        error: DeviceError,
     },
 }
 
 impl SchedError {
     /// Adds the device's name to its error.
-    pub(crate) fn from_device(device: &str, source: DeviceError) -> SchedError {
-        SchedError::Device { device: device.to_owned(), source }
+    pub(crate) fn from_device(device: &str, error: DeviceError) -> SchedError {
+        SchedError::Device { device: device.to_owned(), error }
+    }
+
+    /// The device's error that this error reports, and the name of the device.
+    fn device_failure(&self) -> Option<(&str, &DeviceError)> {
+        match self {
+            SchedError::Device { device, error } | SchedError::RunIncomplete { stopped_by: Some((device, error)) } => {
+                Some((device, error))
+            }
+            _ => None,
+        }
+    }
+
+    /// The server whose lost connection is the cause, `host:port` as the user wrote it; `None` for other causes.
+    pub fn lost_endpoint(&self) -> Option<&str> {
+        match self.device_failure()?.1.root() {
+            DeviceError::ConnectionLost { endpoint, .. } => Some(endpoint),
+            _ => None,
+        }
+    }
+}
+
+fn incomplete_run(stopped_by: Option<&(String, DeviceError)>) -> String {
+    const INCOMPLETE: &str = "an earlier run stopped before all of its steps were submitted";
+    match stopped_by {
+        None => format!("{INCOMPLETE}: call Scheduler::reset"),
+        Some((device, error)) => {
+            let remedy = match error.root() {
+                DeviceError::ConnectionLost { .. } => "connect again, and make a scheduler of the new devices",
+                _ => "call Scheduler::reset",
+            };
+            format!("{INCOMPLETE}, because of {}; {remedy}", error.text_on(device))
+        }
     }
 }
 

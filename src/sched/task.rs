@@ -1,9 +1,9 @@
 //! Task: the input of the scheduler. A graph, the storage class of each of its slots, pinned nodes and outputs.
 
 use crate::device::Region;
-use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
+use crate::graph::{BuildError, Builder, FOREIGN, Graph, Node, Tensor, TensorId, sources};
 use crate::ops::{Op, OutputSpec};
-use crate::tensor::{DIMS, DType, TensorDesc};
+use crate::tensor::{DIMS, DType, Shape, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -159,7 +159,12 @@ impl TaskBuilder {
     ///
     /// # Errors
     /// [`BuildError::Desc`] when type and shape form no valid tensor.
-    pub fn input(&mut self, name: impl Into<String>, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+    pub fn input(
+        &mut self,
+        name: impl Into<String>,
+        dtype: DType,
+        ne: impl Into<Shape>,
+    ) -> Result<TensorId, BuildError> {
         self.add_leaf(name, TensorDesc::contiguous(dtype, ne)?, Storage::Input)
     }
 
@@ -173,15 +178,19 @@ impl TaskBuilder {
     /// # Errors
     /// [`BuildError::Tensor`] for a tensor of another task.
     pub fn desc(&self, id: TensorId) -> Result<TensorDesc, BuildError> {
-        self.tensor(id).map(|t| t.desc).ok_or(BuildError::Tensor("a tensor of another graph"))
+        self.tensor(id).map(|t| t.desc).ok_or(FOREIGN)
     }
 
     /// Adds a node. The type and shape of its destination follow from its sources. Returns the destination.
     ///
     /// # Errors
     /// [`BuildError::Node`] when sources or parameters do not fit the op; [`BuildError::Tensor`] for a tensor of another task.
-    pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
-        let op = op.into();
+    pub fn node(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[impl Into<Option<TensorId>> + Copy],
+    ) -> Result<TensorId, BuildError> {
+        let (op, srcs) = (op.into(), &*sources(srcs));
         self.check_sources(&op, srcs, None)?;
         let dst = self.inner.node(op, srcs).map_err(|e| self.with_names(srcs, e))?;
         Ok(self.count_node(dst))
@@ -194,10 +203,10 @@ impl TaskBuilder {
     pub fn node_as(
         &mut self,
         op: impl Into<Op>,
-        srcs: &[Option<TensorId>],
+        srcs: &[impl Into<Option<TensorId>> + Copy],
         out: OutputSpec,
     ) -> Result<TensorId, BuildError> {
-        let op = op.into();
+        let (op, srcs) = (op.into(), &*sources(srcs));
         self.check_sources(&op, srcs, None)?;
         let dst = self.inner.node_with_output(op, srcs, out).map_err(|e| self.with_names(srcs, e))?;
         Ok(self.count_node(dst))
@@ -211,7 +220,7 @@ impl TaskBuilder {
     pub fn node_onto(
         &mut self,
         op: impl Into<Op>,
-        srcs: &[Option<TensorId>],
+        srcs: &[impl Into<Option<TensorId>> + Copy],
         dst: TensorId,
     ) -> Result<TensorId, BuildError> {
         self.desc(dst)?;
@@ -219,7 +228,7 @@ impl TaskBuilder {
         if slot.and_then(|slot| self.storage.get(slot)).is_none_or(|s| matches!(s, Storage::Input)) {
             return Err(BuildError::Tensor("a node writes into an input, which only the host may write"));
         }
-        let op = op.into();
+        let (op, srcs) = (op.into(), &*sources(srcs));
         self.check_sources(&op, srcs, slot)?;
         let own = self.inner.node_into_view(op, srcs, dst).map_err(|e| self.with_names(srcs, e))?;
         Ok(self.count_node(own))
@@ -238,7 +247,7 @@ impl TaskBuilder {
     ///
     /// # Errors
     /// [`BuildError::Desc`] when the number of elements differs, or the tensor is not contiguous.
-    pub fn reshape(&mut self, of: TensorId, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+    pub fn reshape(&mut self, of: TensorId, ne: impl Into<Shape>) -> Result<TensorId, BuildError> {
         let desc = self.desc(of)?.reshaped(ne)?;
         self.view(of, desc, 0)
     }

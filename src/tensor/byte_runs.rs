@@ -20,6 +20,7 @@ pub struct ByteRuns {
 
 /// Numbers that are no range of bytes, or a range or slice that the tensor does not have.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ByteRunsError {
     /// The stride is below the length of a run.
     #[error("runs of {run_bytes} bytes at a stride of {stride} bytes overlap")]

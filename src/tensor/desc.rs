@@ -3,7 +3,7 @@
 //! The conventions are ggml's: always four dimensions, dimension 0 fastest, unused
 //! dimensions are 1; `nb[0]` of a block type is the size of one block.
 
-use super::DType;
+use super::{DType, Shape};
 use thiserror::Error;
 
 /// Number of dimensions of every tensor.
@@ -23,6 +23,7 @@ pub struct TensorDesc {
 
 /// Type, shape and strides do not describe a valid tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum DescError {
     /// A row is not a whole number of blocks.
     #[error("a row of {ne0} elements is not a whole number of {dtype} blocks of {block}", block = dtype.block_len())]
@@ -99,7 +100,8 @@ impl TensorDesc {
     ///
     /// # Errors
     /// As [`TensorDesc::strided`].
-    pub fn contiguous(dtype: DType, ne: [usize; DIMS]) -> Result<Self, DescError> {
+    pub fn contiguous(dtype: DType, ne: impl Into<Shape>) -> Result<Self, DescError> {
+        let ne = ne.into().ne();
         let nb = Self::default_strides(dtype, ne).ok_or(DescError::TooLarge { dtype, ne, nb: [0; DIMS] })?;
         Self::strided(dtype, ne, nb)
     }
@@ -118,7 +120,8 @@ impl TensorDesc {
     /// # Errors
     /// [`DescError::Reshape`] when the number of elements differs or the tensor is not contiguous; as
     /// [`TensorDesc::strided`].
-    pub fn reshaped(&self, ne: [usize; DIMS]) -> Result<Self, DescError> {
+    pub fn reshaped(&self, ne: impl Into<Shape>) -> Result<Self, DescError> {
+        let ne = ne.into().ne();
         let desc = Self::contiguous(self.dtype, ne)?;
         let fits = desc.elements() == self.elements() && self.is_contiguous();
         if fits { Ok(desc) } else { Err(DescError::Reshape { from: self.ne, to: ne }) }

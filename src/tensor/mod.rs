@@ -9,7 +9,9 @@ mod byte_runs;
 mod desc;
 mod dtype;
 mod loop_nest;
+mod plain_data;
 pub mod quant;
+mod shape;
 pub(crate) mod table;
 
 #[cfg(feature = "server")]
@@ -18,3 +20,6 @@ pub use byte_runs::{ByteRuns, ByteRunsError, RunReader};
 pub use desc::{DIMS, DescError, TensorDesc};
 pub use dtype::{Capability, DType};
 pub(crate) use loop_nest::{CopyLoop, common_loop_nest};
+pub(crate) use plain_data::bytes_of_mut;
+pub use plain_data::{PlainData, bytes_of};
+pub use shape::Shape;

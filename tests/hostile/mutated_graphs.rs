@@ -267,11 +267,6 @@ impl TestDevices {
     }
 }
 
-/// The error without the name of its device.
-fn without_device_name(e: DeviceError) -> DeviceError {
-    if let DeviceError::OnDevice { source, .. } = e { without_device_name(*source) } else { e }
-}
-
 /// Compares the results of vector kernels with those of the exact ones, if the destination has enough f32 values.
 fn check_accuracy(graph: &Graph, exact: &[Vec<u8>], fast: &[Vec<u8>], wrong: &dyn Fn(&str)) {
     if let Some(nmse) = nmse_if_comparable(graph, 0, 0.0, [exact, fast])
@@ -398,11 +393,11 @@ pub(crate) fn run(
     });
     // A failed queue cannot be used any more, and a lost device has no other.
     let second = if outcome.is_ok() { Ok(first) } else { device.queue(&budget) };
-    let Ok(mut second) = second else { return (outcome.map_err(without_device_name), memory.before.clone()) };
+    let Ok(mut second) = second else { return (outcome.map_err(|e| e.root().clone()), memory.before.clone()) };
     let after = buffers.iter().map(|buffer| {
         let read = second.download(buffer.whole()).expect("a download");
         read.wait(deadline).expect("the memory's bytes")
     });
     let after = after.collect();
-    (outcome.map_err(without_device_name), after)
+    (outcome.map_err(|e| e.root().clone()), after)
 }

@@ -6,6 +6,7 @@
 mod attributes;
 mod backends;
 mod contributing_steps;
+mod error_sources;
 mod gpu_script;
 mod layer_table;
 mod layers;

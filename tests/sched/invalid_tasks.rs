@@ -152,7 +152,10 @@ fn after_an_incomplete_run_only_a_reset_allows_further_runs() {
                 flag.store(false, Ordering::Relaxed);
                 if at < 3 {
                     assert!(matches!(ended, Err(SchedError::Aborted)), "{ended:?}");
-                    assert!(matches!(scheduler.submit(&mut prepared, &[(x, &two)]), Err(SchedError::RunIncomplete)));
+                    assert!(matches!(
+                        scheduler.submit(&mut prepared, &[(x, &two)]),
+                        Err(SchedError::RunIncomplete { stopped_by: None })
+                    ));
                     assert!(matches!(scheduler.read(&prepared, y), Err(SchedError::OutputExpired { .. })));
                     scheduler.reset();
                 }

@@ -4,12 +4,13 @@
 //! controlled order and virtual time; `test_devices` tests these devices. `rpc_servers`, `slow_links` and `server_loss` use
 //! servers. `tensor_group` splits transformers over groups of devices, `server_groups` over groups of servers; `crossed_groups`
 //! runs two clients whose groups have the same devices in another order. `sampling` draws tokens, also from logits that a group
-//! has split. The cost of scheduling is measured in `tests/sched_cost`.
+//! has split. `futures` awaits results on each kind of device. The cost of scheduling is measured in `tests/sched_cost`.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod crossed_groups;
 mod domains;
 mod experts;
+mod futures;
 mod interleavings;
 mod invalid_tasks;
 mod pipeline;

@@ -45,7 +45,7 @@ fn submit_until_failure(
         }
         match chain.submit(run % RUNS) {
             Ok(pending_read) => pending_reads.push(pending_read),
-            Err(SchedError::Device { source, .. }) => return (source, pending_reads),
+            Err(SchedError::Device { error, .. }) => return (error, pending_reads),
             Err(other) => panic!("{other}"),
         }
         assert!(since.elapsed() < MAX_DETECTION_TIME, "servers are lost, but no submission has failed");
@@ -94,7 +94,7 @@ fn lost_servers_are_reported_by_address_and_can_be_replaced() {
         // The failure is sticky on the device, not on the scheduler: after a reset, a run fails with the same cause.
         chain.scheduler.reset();
         match chain.submit(0) {
-            Err(SchedError::Device { source, .. }) => assert!(is_lost(&source), "seed {seed}: {source}"),
+            Err(SchedError::Device { error, .. }) => assert!(is_lost(&error), "seed {seed}: {error}"),
             other => panic!("seed {seed}: {:?}", other.err()),
         }
         drop((chain, endpoints));
@@ -130,7 +130,7 @@ fn cut_and_frozen_connections_are_reported_by_address() {
         } else {
             let error = match chain.submit(0) {
                 Ok(pending_read) => pending_read.wait(Some(Instant::now() + MAX_DETECTION_TIME)).unwrap_err(),
-                Err(SchedError::Device { source, .. }) => source,
+                Err(SchedError::Device { error, .. }) => error,
                 Err(other) => panic!("{what}: {other}"),
             };
             (error, Vec::new())
@@ -142,4 +142,30 @@ fn cut_and_frozen_connections_are_reported_by_address() {
             assert!(named, "{what}: {result:?}");
         }
     }
+}
+
+#[test]
+fn calls_after_a_loss_name_it() {
+    let server = TestServer::new(1, true);
+    let relay = SlowLink::new(server.addr, LinkSpeed::default());
+    let name = relay.addr().to_string();
+    let endpoint = Endpoint::connect(&name, &Options::default()).unwrap();
+    let remote = endpoint.devices()[0].clone();
+    let own = cpus(1).remove(0);
+    assert_eq!((own.endpoint(), own.is_connected(), own.lost()), (None, false, None));
+    assert_eq!((remote.endpoint(), remote.is_connected(), remote.lost()), (Some(&*name), true, None));
+    let mut chain = DeviceChain::new(vec![own, remote.clone()], SHAPE, 1, 1).unwrap();
+    chain.results(0..3);
+    relay.cut();
+    let (error, _) = submit_until_failure(&mut chain, &[]);
+    assert_eq!(named_server(&error), Some(&*name), "{error}");
+    for reset in [false, false, true] {
+        if reset {
+            chain.scheduler.reset();
+        }
+        let error = chain.submit(0).unwrap_err();
+        assert_eq!(error.lost_endpoint(), Some(&*name), "after a reset: {reset}: {error}");
+    }
+    assert_eq!(remote.lost(), Some(error));
+    assert!(!remote.is_connected());
 }

@@ -38,7 +38,7 @@ impl DeviceChain {
         let x = b.input("x", DType::F32, [width, rows, 1, 1]).unwrap();
         let (mut h, mut rng) = (x, fastrand::Rng::with_seed(7));
         for (home, device) in devices.iter().enumerate() {
-            let of = |source| SchedError::Device { device: device.info().name.clone(), source };
+            let of = |error| SchedError::Device { device: device.info().name.clone(), error };
             let desc = TensorDesc::contiguous(DType::F32, [width, width, 1, 1]).unwrap();
             for layer in 0..layers {
                 let values: Vec<f32> = (0..width * width).map(|_| (rng.f32() - 0.5) / width as f32).collect();

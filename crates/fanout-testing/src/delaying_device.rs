@@ -263,11 +263,7 @@ impl Queue for DelayingQueue {
 
     fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.occupy_copy_engine(src.bytes());
-        let (time, done_at) = (Arc::clone(&self.device.time), self.clock);
-        Ok(PendingRead::on_demand(move |_| {
-            time.wait_until(done_at);
-            Ok(vec![0; src.bytes() as usize])
-        }))
+        Ok(PendingRead::at(self.mark(), move || Ok(vec![0; src.bytes() as usize])))
     }
 
     fn fill(&mut self, dst: Region, _: u8) -> Result<(), DeviceError> {

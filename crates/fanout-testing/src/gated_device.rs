@@ -457,10 +457,7 @@ impl Queue for GatedQueue {
         let to = Arc::default();
         self.submit(None, CommandKind::Download { src, to: Arc::clone(&to) })?;
         let point = self.mark();
-        Ok(PendingRead::on_demand(move |deadline| {
-            point.wait(deadline)?;
-            Ok(std::mem::take(&mut *to.lock().unwrap()))
-        }))
+        Ok(PendingRead::at(point, move || Ok(std::mem::take(&mut *to.lock().unwrap()))))
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {

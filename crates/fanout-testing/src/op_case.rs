@@ -97,12 +97,8 @@ impl Subject {
     /// Whether a run ended with the expected error for invalid data of `op`: [`DeviceError::Data`] of that op, or a lost
     /// connection ([`Subject::that_drops_connections`]).
     pub fn reported_bad_data(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
-        let mut error = error.as_ref();
         // A fallback names the device on which the node ran.
-        while let Some(DeviceError::OnDevice { source, .. }) = error {
-            error = Some(source.as_ref());
-        }
-        match error {
+        match error.as_ref().map(DeviceError::root) {
             Some(DeviceError::ConnectionLost { .. }) => self.drops_connections,
             Some(DeviceError::Data { op: of, .. }) => *of == op && !self.drops_connections,
             _ => false,

@@ -8,8 +8,12 @@ mod desc;
 #[path = "../../../src/tensor/dtype.rs"]
 mod dtype;
 #[rustfmt::skip] // formatted where the file is
+#[path = "../../../src/tensor/shape.rs"]
+mod shape;
+#[rustfmt::skip] // formatted where the file is
 #[path = "../../../src/tensor/table.rs"]
 mod table;
 
 pub use desc::{DIMS, TensorDesc};
 pub use dtype::DType;
+pub use shape::Shape;

@@ -30,13 +30,19 @@ pub enum EngineError {
     Sched(#[from] SchedError),
     /// The results could not be read back.
     #[error("reading the results: {0}")]
-    Read(#[from] DeviceError),
+    Read(DeviceError),
     /// The batch is empty.
     #[error("no tokens: a prompt has at least one")]
     NoTokens,
     /// A group of sequences has no cells left, or does not know the sequence.
     #[error(transparent)]
     Cells(#[from] CellError),
+}
+
+impl From<DeviceError> for EngineError {
+    fn from(error: DeviceError) -> EngineError {
+        EngineError::Read(error)
+    }
 }
 
 impl EngineError {

@@ -33,12 +33,12 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// A device failed.
-    #[error("{device}: {source}")]
+    #[error("{device}: {error}")]
     Device {
         /// The device's name.
         device: String,
         /// The device's error.
-        source: DeviceError,
+        error: DeviceError,
     },
     /// The KV cache has an invalid layout for the model.
     #[error(transparent)]
@@ -144,12 +144,11 @@ pub fn load(
     progress: Progress,
 ) -> Vec<Result<LoadStats, LoadError>> {
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
-    let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
+    let failed = |device: &Arc<dyn Device>, error| LoadError::Device { device: name(device), error };
     let jobs = devices.iter().enumerate().map(|at| {
         let jobs = allocate(model, weights, (placement, split), at, budget)?;
         // A device that has nothing to load needs no queue.
-        let queue =
-            if jobs.is_empty() { None } else { Some(at.1.queue(budget).map_err(|source| failed(at.1, source))?) };
+        let queue = if jobs.is_empty() { None } else { Some(at.1.queue(budget).map_err(|error| failed(at.1, error))?) };
         Ok((jobs, queue))
     });
     let mut jobs: Vec<Result<_, LoadError>> = jobs.collect();
@@ -160,7 +159,7 @@ pub fn load(
             scope.spawn(move || {
                 let (jobs, Some(queue)) = jobs? else { return Ok(LoadStats::default()) };
                 load_device_weights(&**device, queue, &jobs, load_by_digest::hash_threads(loading), progress)
-                    .map_err(|source| failed(device, source))
+                    .map_err(|error| failed(device, error))
             })
         });
         let threads: Vec<_> = threads.collect();
@@ -189,7 +188,7 @@ pub fn map_weights(
     file: &ModelFile,
     (number, device): (usize, &dyn Device),
 ) -> Result<u64, LoadError> {
-    let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+    let failed = |error| LoadError::Device { device: device.info().name.clone(), error };
     let Some(import) = device.import_host() else { return Ok(0) };
     let buffer = |part: &MappedFile| import.import_read_only(part.map_read_only(0..part.len())?).map_err(failed);
     let buffers = file.parts().iter().map(buffer).collect::<Result<Vec<_>, _>>()?;
@@ -241,7 +240,7 @@ pub fn clear_caches(
     budget: &Arc<MemoryBudget>,
 ) -> Result<(), LoadError> {
     for (number, device) in devices.iter().enumerate() {
-        let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+        let failed = |error| LoadError::Device { device: device.info().name.clone(), error };
         // Memory that is not allocated is zeroed when it is.
         let of_device = |stored: &StoredTensor| stored.regions.get(rank_of(split, stored.group, number)?)?.clone();
         let layers = model.caches.iter().flat_map(|cache| &cache.layers);
@@ -306,7 +305,7 @@ fn allocate<'a>(
     }
     let parts = placed.iter().map(|(_, _, part)| part).chain(caches.iter().map(|(_, _, part)| part));
     let descs: Vec<TensorDesc> = parts.map(|part| part.desc).collect();
-    let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+    let failed = |error| LoadError::Device { device: device.info().name.clone(), error };
     let memory = TensorMemory::new(&**device, descs, budget).map_err(failed)?;
     let (of_weights, of_caches) = memory.regions().split_at(placed.len());
     for ((stored, rank, _), region) in caches.iter_mut().zip(of_caches) {

@@ -96,16 +96,21 @@ fn device_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DeviceError>
         RegistryError::Device(error) | RegistryError::Endpoint(ConnectError::Device(error)) => Some(error),
         _ => None,
     };
-    Some(innermost(error.downcast_ref().or_else(of_registry)?))
-}
-
-fn innermost(error: &DeviceError) -> &DeviceError {
-    if let DeviceError::OnDevice { source, .. } = error { innermost(source) } else { error }
+    let running = || match error.downcast_ref()? {
+        EngineError::Read(error) | EngineError::Sched(SchedError::Device { error, .. }) => Some(error),
+        _ => None,
+    };
+    let loading = || match error.downcast_ref()? {
+        LoadError::Device { error, .. } => Some(error),
+        _ => None,
+    };
+    let found = error.downcast_ref().or_else(of_registry).or_else(running).or_else(loading)?;
+    Some(DeviceError::root(found))
 }
 
 /// The lost connection that the error reports, if it reports one.
 fn lost(error: &DeviceError) -> Option<Loss> {
-    match innermost(error) {
+    match error.root() {
         DeviceError::ConnectionLost { endpoint, reason } => {
             Some(Loss::Server { endpoint: endpoint.clone(), reason: reason.clone() })
         }
@@ -116,16 +121,16 @@ fn lost(error: &DeviceError) -> Option<Loss> {
 /// An out-of-memory error of a server that was lost since the last progress.
 fn memory_held(error: &(dyn Error + 'static), retry_budgets: &RetryBudgets) -> Option<Loss> {
     let loading = || match error.downcast_ref()? {
-        LoadError::Device { device, source } => Some((device, source)),
+        LoadError::Device { device, error } => Some((device, error)),
         _ => None,
     };
     let running = || match error.downcast_ref()? {
-        EngineError::Sched(SchedError::Device { device, source }) => Some((device, source)),
+        EngineError::Sched(SchedError::Device { device, error }) => Some((device, error)),
         _ => None,
     };
-    let (device, source) = loading().or_else(running)?;
+    let (device, error) = loading().or_else(running)?;
     let endpoint = server(device).filter(|endpoint| retry_budgets.spent_by_server.contains_key(*endpoint))?;
-    let reason = match innermost(source) {
+    let reason = match error.root() {
         full @ DeviceError::OutOfMemory { .. } => full.to_string(),
         _ => return None,
     };
@@ -174,16 +179,16 @@ pub enum ReconnectError {
         limit: Duration,
     },
     /// The server could not be reached within the retry budget.
-    #[error("lost, and not back within {limit:?}: {source}")]
+    #[error("lost, and not back within {limit:?}: {error}")]
     Unreachable {
         /// The retry budget.
         limit: Duration,
         /// The error of the last attempt.
-        source: Box<RegistryError>,
+        error: Box<RegistryError>,
     },
     /// The server accepts connections, but its devices or its protocol changed.
     #[error("it is back, but cannot be used: {0}; start it with the devices it had")]
-    Changed(#[source] Box<RegistryError>),
+    Changed(Box<RegistryError>),
 }
 
 /// The end of [`ReconnectError::RetriesUsedUp`]'s message: what repeated until the budget was used up.
@@ -199,13 +204,13 @@ fn used_up_text(lost: &Loss, limit: Duration) -> String {
 }
 
 impl ReconnectError {
-    fn new(limit: Duration, source: RegistryError) -> ReconnectError {
-        let source = Box::new(source);
-        match *source {
+    fn new(limit: Duration, error: RegistryError) -> ReconnectError {
+        let error = Box::new(error);
+        match *error {
             RegistryError::Endpoint(ConnectError::GivenUp { .. } | ConnectError::Host { .. }) => {
-                ReconnectError::Unreachable { limit, source }
+                ReconnectError::Unreachable { limit, error }
             }
-            _ => ReconnectError::Changed(source),
+            _ => ReconnectError::Changed(error),
         }
     }
 }
@@ -299,16 +304,16 @@ mod tests {
         DeviceError::ConnectionLost { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
     }
 
-    fn on(source: DeviceError) -> DeviceError {
-        DeviceError::OnDevice { device: "both".to_owned(), source: Box::new(source) }
+    fn on(error: DeviceError) -> DeviceError {
+        DeviceError::OnDevice { device: "both".to_owned(), error: Box::new(error) }
     }
 
-    fn sched(source: DeviceError) -> EngineError {
-        EngineError::Sched(SchedError::Device { device: format!("{SERVER}/0"), source })
+    fn sched(error: DeviceError) -> EngineError {
+        EngineError::Sched(SchedError::Device { device: format!("{SERVER}/0"), error })
     }
 
-    fn load(source: DeviceError) -> anyhow::Error {
-        LoadError::Device { device: format!("{SERVER}/0"), source }.into()
+    fn load(error: DeviceError) -> anyhow::Error {
+        LoadError::Device { device: format!("{SERVER}/0"), error }.into()
     }
 
     #[test]
@@ -359,7 +364,7 @@ mod tests {
                 of the lost connection";
             assert_eq!(lost.to_string(), want);
         }
-        let elsewhere = LoadError::Device { device: format!("{OTHER}/0"), source: short() };
+        let elsewhere = LoadError::Device { device: format!("{OTHER}/0"), error: short() };
         for error in [elsewhere.into(), load(DeviceError::Ended)] {
             assert_eq!(find_loss(&error, &[], Some(&retry_budgets)), None, "{error:#}");
         }
@@ -427,7 +432,7 @@ mod tests {
     fn refused() -> ConnectError {
         ConnectError::Connect {
             endpoint: SERVER.to_owned(),
-            source: io::Error::from(ErrorKind::ConnectionRefused).into(),
+            error: io::Error::from(ErrorKind::ConnectionRefused).into(),
         }
     }
 
@@ -436,8 +441,8 @@ mod tests {
     }
 
     fn nameless() -> RegistryError {
-        let source = io::Error::other("the resolver is away");
-        RegistryError::Endpoint(ConnectError::Host { endpoint: SERVER.to_owned(), source })
+        let error = io::Error::other("the resolver is away");
+        RegistryError::Endpoint(ConnectError::Host { endpoint: SERVER.to_owned(), error })
     }
 
     #[test]

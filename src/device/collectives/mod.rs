@@ -216,7 +216,7 @@ impl CollectiveGroup {
         let device = state.device(rank);
         let error = match error {
             DeviceError::Ended => DeviceError::RankLeft { rank, device },
-            error => DeviceError::RankFailed { rank, device, source: Box::new(error.clone()) },
+            error => DeviceError::RankFailed { rank, device, error: Box::new(error.clone()) },
         };
         self.record_failure(state, error);
     }

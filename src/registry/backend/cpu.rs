@@ -44,7 +44,7 @@ impl DeviceOpener for Cpu {
         let siblings = SiblingMemory { used: Arc::clone(&request.cpu_memory), limit };
         match CpuDevice::with_siblings(&request.name, request.threads, MathMode::Fast, memory, siblings) {
             Ok(device) => Ok(device),
-            Err(source) => Err(RegistryError::CpuStart { name: request.name.clone(), source }),
+            Err(error) => Err(RegistryError::CpuStart { name: request.name.clone(), error }),
         }
     }
 }

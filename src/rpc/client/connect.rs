@@ -36,20 +36,20 @@ pub enum ConnectError {
     #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {name:?}{hint}", name = .0, hint = missing_port_hint(.0))]
     Name(String),
     /// The host name does not resolve.
-    #[error("{endpoint}: no such host: {source}; check the spelling, or give its IP address")]
+    #[error("{endpoint}: no such host: {error}; check the spelling, or give its IP address")]
     Host {
         /// The endpoint, as given to the client.
         endpoint: String,
         /// The resolver's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// None of the endpoint's addresses accepts the connection.
-    #[error("cannot connect to {endpoint}: {source}; is a server running there, on that port?")]
+    #[error("cannot connect to {endpoint}: {error}; is a server running there, on that port?")]
     Connect {
         /// The endpoint, as given to the client.
         endpoint: String,
         /// Error of the last address that was tried.
-        source: DialError,
+        error: DialError,
     },
     /// The server has reached its limit of clients.
     #[error(
@@ -225,11 +225,11 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHands
     let named = || endpoint.to_owned();
     let targets = resolve(endpoint).map_err(|e| match e {
         ResolveError::Name => ConnectError::Name(named()),
-        ResolveError::Host(source) => ConnectError::Host { endpoint: named(), source },
+        ResolveError::Host(error) => ConnectError::Host { endpoint: named(), error },
     })?;
     let tls = tls(endpoint, options).map_err(|reason| ConnectError::Trust { endpoint: named(), reason })?;
     let (addr, connection) = dial_with(&targets, &deadline, tls.as_ref())
-        .map_err(|(_, source)| ConnectError::Connect { endpoint: named(), source })?;
+        .map_err(|(_, error)| ConnectError::Connect { endpoint: named(), error })?;
     let redial = |addr: &Address| {
         dial_with(std::slice::from_ref(addr), &deadline, tls.as_ref()).ok().map(|(_, connection)| connection)
     };
@@ -356,7 +356,7 @@ mod tests {
         });
         assert!(matches!(done, Ok(7)));
         let mut attempts = 0;
-        let unknown = |endpoint| ConnectError::Host { endpoint, source: io::ErrorKind::NotFound.into() };
+        let unknown = |endpoint| ConnectError::Host { endpoint, error: io::ErrorKind::NotFound.into() };
         let mut fail = |retry: u64, error: fn(String) -> ConnectError| {
             attempts = 0;
             let done: Result<(), _> = retry_with_backoff(Duration::from_millis(retry), || {

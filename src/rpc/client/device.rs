@@ -277,6 +277,14 @@ impl Device for GgmlDevice {
         &self.remote.info
     }
 
+    fn lost(&self) -> Option<DeviceError> {
+        self.remote.connection.check_alive().err()
+    }
+
+    fn endpoint(&self) -> Option<&str> {
+        Some(self.remote.connection.endpoint())
+    }
+
     fn link_stats(&self) -> Option<LinkStats> {
         Some(self.remote.connection.link_stats())
     }

@@ -8,8 +8,9 @@ use super::completion_probe::{DeviceProgress, DeviceWriteState, PriorWork, Probe
 use super::connection::{ReplySink, WriteGuard};
 use super::device::{RemoteBuffer, RemoteDevice, byte_range_record, is_whole_tensor, remote_buffer};
 use super::graph_messages::{GraphMessage, tensor_record};
-use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol, ReadCompleter};
+use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol};
 use super::queue_failure::QueueStatus;
+use super::remote_read::ReadCompleter;
 use super::row_runs::{RowCompleters, RowRun};
 use crate::device::{DeviceError, PendingRead, Region, SourceError, Timeline, TimelinePoint};
 use crate::rpc::wire::{

@@ -54,16 +54,17 @@ mod graph_messages;
 mod queue;
 mod queue_failure;
 mod reader;
+mod remote_read;
 mod row_runs;
 mod stored_graphs;
 
 pub use crate::rpc::transport::DialError;
+pub use crate::rpc::wire::Version;
 pub use connect::{ConnectError, endpoint_with_port};
 
 use crate::device::{DEVICE_TIMEOUT, Device, DeviceError};
 use crate::rpc::keys::{Certificate, PublicKey, SecretKey};
 use crate::rpc::status::ServerStatus;
-use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::{ExtCommand, ExtRequest, ExtResponse, HelloExtReply, Status};
 use crate::setters::setters;
 use connect::AcceptedHandshake;

@@ -6,18 +6,18 @@
 //! together with the executor, and so are all commands after it: their order is that of submission. A [`QueueProtocol`]
 //! encodes the messages: `ggml_protocol` or `extended::extended_protocol`.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
+use super::remote_read::{JoinedReads, LoadReply, OpenReads, ReadCompleter};
 use crate::device::{
     Collectives, Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest,
-    LoadOutcome, Membership, PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, ServerMember,
-    SourceError, TensorDigest, Timeline, TimelinePoint, Turn, UploadSource, check_copy,
+    LoadOutcome, Membership, PendingRead, Program, Queue, QueueAborter, Region, ServerMember, SourceError,
+    TensorDigest, Timeline, TimelinePoint, Turn, UploadSource, check_copy,
 };
-use crate::poison::lock;
 use crate::tensor::{ByteRuns, TensorDesc};
 
 /// Staging limit: a queue with pending commands copies an upload of at most this size into its command. A larger upload waits
@@ -74,61 +74,6 @@ pub(super) trait QueueProtocol: Send + 'static {
 
 /// Called after the timeline of a queue has failed: it will place no further mark.
 pub(super) type PlacementWaker = Arc<dyn Fn() + Send + Sync>;
-
-/// Completes a pending read of one range of bytes.
-#[derive(Debug)]
-pub(super) struct ReadCompleter {
-    to: Arc<ReadSender>,
-    completed: Arc<AtomicBool>,
-}
-
-/// `None` after an abort of the queue, which fails the read.
-type ReadSender = Mutex<Option<PendingReadSender>>;
-
-/// The reads of a queue that are not completed, which an abort fails.
-#[derive(Default)]
-struct OpenReads(Mutex<Vec<Weak<ReadSender>>>);
-
-impl OpenReads {
-    fn add(&self, read: &ReadCompleter) {
-        let mut reads = lock(&self.0);
-        if reads.len() == reads.capacity() {
-            reads.retain(|read| read.strong_count() > 0);
-        }
-        reads.push(Arc::downgrade(&read.to));
-    }
-
-    fn abort(&self) {
-        let reads = std::mem::take(&mut *lock(&self.0));
-        reads.iter().filter_map(Weak::upgrade).for_each(|read| drop(lock(&read).take()));
-    }
-}
-
-impl ReadCompleter {
-    /// A completer and the pending read that it completes. A wait that starts before the completion is counted.
-    pub(super) fn new(remote: &RemoteDevice) -> (ReadCompleter, PendingRead) {
-        let (to, pending) = PendingRead::new();
-        let to = Arc::new(Mutex::new(Some(to)));
-        let (completed, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
-        let completer = ReadCompleter { to, completed: Arc::clone(&completed) };
-        let read = PendingRead::on_demand(move |deadline| {
-            if completed.load(Ordering::Acquire) {
-                return pending.wait(deadline);
-            }
-            shared.count_wait();
-            shared.spin.wait(|| completed.load(Ordering::Acquire), || pending.wait(deadline))
-        });
-        (completer, read)
-    }
-
-    pub(super) fn complete(self, bytes: Result<Vec<u8>, DeviceError>) {
-        self.completed.store(true, Ordering::Release);
-        let sender = lock(&self.to).take();
-        if let Some(sender) = sender {
-            sender.send(bytes);
-        }
-    }
-}
 
 /// A load by digest: the server searches its disk for a tensor with this BLAKE3 digest, and fills the region with a slice of
 /// it.
@@ -284,13 +229,10 @@ impl<S: QueueProtocol> RemoteQueue<S> {
         Ok(match (reads.pop(), reads.is_empty()) {
             (None, _) => PendingRead::ready(Vec::new()),
             (Some(only), true) => only,
-            (Some(last), false) => PendingRead::on_demand(move |deadline| {
-                let mut bytes = Vec::new();
-                for read in reads.into_iter().chain([last]) {
-                    bytes.append(&mut read.wait(deadline)?);
-                }
-                Ok(bytes)
-            }),
+            (Some(last), false) => {
+                reads.push(last);
+                PendingRead::from_source(JoinedReads(reads))
+            }
         })
     }
 }
@@ -441,9 +383,7 @@ impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
         let TensorDigest { digest, bytes, name } = wanted;
         let (tensor, name) = (tensor.copied(), name.to_owned());
         self.submit(QueueCommand::LoadByDigest(DigestLoad { dst, tensor, digest, bytes, runs, name, to }))?;
-        // The reply was validated on arrival: one byte, 0 or 1.
-        let outcome = |reply: Vec<u8>| if reply == [1] { LoadOutcome::Found } else { LoadOutcome::Missing };
-        Ok(PendingRead::on_demand(move |deadline| reply.wait(deadline).map(outcome)))
+        Ok(PendingRead::from_source(LoadReply(reply)))
     }
 }
 

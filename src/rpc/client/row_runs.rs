@@ -2,7 +2,7 @@
 
 use super::device::{byte_range_record, remote_buffer};
 use super::ggml_protocol::MAX_RECORD_BYTES;
-use super::queue::ReadCompleter;
+use super::remote_read::ReadCompleter;
 use crate::device::{DeviceError, Region};
 use crate::rpc::wire::{GetTensor, GetTensor2d, Request};
 

@@ -94,10 +94,10 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, KeyFil
     let named = || path.display().to_string();
     let mut pem = Vec::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut pem));
-    read.map_err(|source| KeyFileError::Io { path: named(), source })?;
+    read.map_err(|error| KeyFileError::Io { path: named(), error })?;
     if pem.len() as u64 > MAX_FILE {
-        let source = io::Error::other(format!("longer than {MAX_FILE} bytes"));
-        return Err(KeyFileError::Io { path: named(), source });
+        let error = io::Error::other(format!("longer than {MAX_FILE} bytes"));
+        return Err(KeyFileError::Io { path: named(), error });
     }
     let certificates = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>();
     certificates.map_err(|e| KeyFileError::Certificate { path: named(), reason: e.to_string() })

@@ -59,12 +59,12 @@ pub struct SecretKey {
 #[non_exhaustive]
 pub enum KeyFileError {
     /// The file cannot be read or written.
-    #[error("{path}: {source}{}", io_hint(.source))]
+    #[error("{path}: {error}{}", io_hint(.error))]
     Io {
         /// The file.
         path: String,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// A new key would replace an existing file.
     #[error(
@@ -158,14 +158,14 @@ impl SecretKey {
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let named = || path.display().to_string();
-        let mut file = options.open(path).map_err(|source| match source.kind() {
+        let mut file = options.open(path).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => KeyFileError::Exists(named()),
-            _ => KeyFileError::Io { path: named(), source },
+            _ => KeyFileError::Io { path: named(), error },
         })?;
-        file.write_all(self.to_pem().as_bytes()).map_err(|source| {
+        file.write_all(self.to_pem().as_bytes()).map_err(|error| {
             // On a full disk. A second attempt would find the file.
             let _ = std::fs::remove_file(path);
-            KeyFileError::Io { path: named(), source }
+            KeyFileError::Io { path: named(), error }
         })
     }
 
@@ -206,7 +206,7 @@ fn pkcs8(seed: &[u8; 32]) -> Vec<u8> {
 /// The text of a file with a secret key.
 fn read_secret(path: &Path) -> Result<String, KeyFileError> {
     let named = || path.display().to_string();
-    let io = |source| KeyFileError::Io { path: named(), source };
+    let io = |error| KeyFileError::Io { path: named(), error };
     let file = std::fs::File::open(path).map_err(io)?;
     let metadata = file.metadata().map_err(io)?;
     // A folder is refused first: the check of the mode below is for files.

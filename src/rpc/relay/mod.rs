@@ -145,7 +145,7 @@ impl Relay {
             let tls = ClientTls::new(&credentials, &[server.key()]).map_err(|e| tls_error(&e))?;
             let local = server.local().cloned().or_else(|| default_address(index));
             let socket = local.ok_or_else(|| RelayError::NoPort(server.clone()))?.bind()?;
-            let take_over = |source| RelayError::Bind(BindError::Sockets { source });
+            let take_over = |error| RelayError::Bind(BindError::Sockets { error });
             let listener = transport::listen_on(socket, None).map_err(take_over)?;
             let addr = listener.local_addr().ip();
             let addr = addr.ok_or_else(|| take_over(io::ErrorKind::AddrNotAvailable.into()))?;

@@ -43,12 +43,12 @@ pub enum ServerKeysError {
     #[error(transparent)]
     Key(#[from] KeyFileError),
     /// The list of the clients' keys cannot be read.
-    #[error("{path}: {source}{}", io_hint(.source))]
+    #[error("{path}: {error}{}", io_hint(.error))]
     Io {
         /// The list.
         path: String,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// A line of the list is wrong.
     #[error("{path}:{line}: {reason}")]
@@ -210,7 +210,7 @@ fn check_devices(path: &Path, keys: &HashMap<Identity, ListEntry>, devices: usiz
 
 fn read_list(path: &Path) -> Result<HashMap<Identity, ListEntry>, ServerKeysError> {
     let named = || path.display().to_string();
-    let io_error = |source| ServerKeysError::Io { path: named(), source };
+    let io_error = |error| ServerKeysError::Io { path: named(), error };
     // Opening a named pipe would wait for its writer, and a device could send for ever.
     if !std::fs::metadata(path).map_err(io_error)?.is_file() {
         return Err(io_error(io::Error::other("not a regular file")));

@@ -3,7 +3,8 @@
 //!
 //! Sessions that use such a device get the error from their queues. The server as a whole has to end, so that a new process can
 //! open the device again, but a session may notice the loss late, or not at all while a kernel hangs. So a thread of its own
-//! polls the devices, and begins the drain.
+//! polls the devices, and begins the drain. The devices of other servers are not polled: a lost connection fails only the sessions
+//! that use them.
 
 use crate::poison::{Unpoisoned, lock};
 use std::sync::{Arc, Condvar, Mutex};
@@ -40,7 +41,8 @@ impl DeviceWatch {
     ) -> Option<DeviceError> {
         let mut state = lock(&self.state);
         while !state.ended {
-            let lost = devices.iter().find_map(|device| device.lost().map(|error| (device, error)));
+            let mut own = devices.iter().filter(|device| device.endpoint().is_none());
+            let lost = own.find_map(|device| device.lost().map(|error| (device, error)));
             if let Some((device, error)) = lost {
                 state.lost = Some(error.clone());
                 state.lost_by = device.lost_by().and_then(|session| identify(&session));

@@ -19,44 +19,44 @@ use crate::rpc::transport::{self, BoundSocket, Listen, ListenError, PeerAddr};
 pub enum BindError {
     /// The host name cannot be resolved.
     #[error(
-        "{host:?}: not an address or host name of this machine: {source}; give one without a port (ip addr lists the addresses), or \
+        "{host:?}: not an address or host name of this machine: {error}; give one without a port (ip addr lists the addresses), or \
          0.0.0.0 for all addresses"
     )]
     Host {
         /// The host, as configured.
         host: String,
         /// The resolver's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The system refused to listen: the address is in use, or does not belong to this machine.
-    #[error("cannot listen on {addr}: {source}{}", listen_hint(.source))]
+    #[error("cannot listen on {addr}: {error}{}", listen_hint(.error))]
     Listen {
         /// The address and port.
         addr: String,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// Sockets that another process has bound cannot be taken over.
-    #[error("cannot take over the listening sockets: {source}")]
+    #[error("cannot take over the listening sockets: {error}")]
     Sockets {
         /// What is wrong with them, or why they have not arrived.
-        source: io::Error,
+        error: io::Error,
     },
     /// The folder of the tensor cache cannot be used.
-    #[error("cannot use the cache folder {dir}: {source}{}", io_hint(.source))]
+    #[error("cannot use the cache folder {dir}: {error}{}", io_hint(.error))]
     Cache {
         /// The folder.
         dir: String,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The host name of a peer cannot be resolved.
-    #[error("--peer {peer}: cannot resolve the host name: {source}; check the spelling, or give its IP address")]
+    #[error("--peer {peer}: cannot resolve the host name: {error}; check the spelling, or give its IP address")]
     Peer {
         /// The peer, as configured.
         peer: String,
         /// The resolver's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// A peer has a key or a certificate, and this server has none to prove to it.
     #[error(
@@ -67,12 +67,12 @@ pub enum BindError {
         peer: String,
     },
     /// The folder of the models (GGUF files) cannot be read.
-    #[error("cannot read the models folder {dir}: {source}{}", io_hint(.source))]
+    #[error("cannot read the models folder {dir}: {error}{}", io_hint(.error))]
     Models {
         /// The folder.
         dir: String,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// Other machines can reach an address, and neither keys, nor [`Config::allow`], nor [`Config::insecure`] protect or permit
     /// it.
@@ -87,7 +87,7 @@ pub enum BindError {
     },
     /// The list of allowed keys cannot be used with this server: it names a device that the server does not have.
     #[error("--allow-keys: {0}")]
-    Keys(#[from] ServerKeysError),
+    Keys(ServerKeysError),
     /// The list of devices is empty.
     #[error("a server needs at least one device")]
     NoDevice,
@@ -123,6 +123,12 @@ pub struct ListenerInfo {
     pub allowed: Vec<IpNetwork>,
     /// Whether the state of the server is shown there over HTTP.
     pub http: bool,
+}
+
+impl From<ServerKeysError> for BindError {
+    fn from(error: ServerKeysError) -> BindError {
+        BindError::Keys(error)
+    }
 }
 
 impl fmt::Display for ListenerInfo {
@@ -212,8 +218,8 @@ impl ListenAddress {
     /// [`BindError::Host`] and [`BindError::Listen`].
     pub fn bind(&self) -> Result<BoundSocket, BindError> {
         transport::bind(self.host(), self.port()).map_err(|e| match e {
-            ListenError::Host(source) => BindError::Host { host: self.host().to_owned(), source },
-            ListenError::Address { addr, source } => BindError::Listen { addr: addr.to_string(), source },
+            ListenError::Host(error) => BindError::Host { host: self.host().to_owned(), error },
+            ListenError::Address { addr, error } => BindError::Listen { addr: addr.to_string(), error },
         })
     }
 }
@@ -238,13 +244,13 @@ pub(super) fn open_listeners(
     let sockets = sockets()?;
     if sockets.len() != policies.len() {
         let reason = format!("{} sockets for {} addresses", sockets.len(), policies.len());
-        return Err(BindError::Sockets { source: io::Error::new(io::ErrorKind::InvalidInput, reason) });
+        return Err(BindError::Sockets { error: io::Error::new(io::ErrorKind::InvalidInput, reason) });
     }
     let listener = |(address, (socket, policy)): (&ListenAddress, _)| {
         let keys = config.keys.as_ref().filter(|_| !address.plain() && !address.is_http_only());
         let tls = keys.map(|keys| keys.tls.clone());
         let is_tls = tls.is_some();
-        let listener = transport::listen_on(socket, tls).map_err(|source| BindError::Sockets { source })?;
+        let listener = transport::listen_on(socket, tls).map_err(|error| BindError::Sockets { error })?;
         let networks = match address.allowed() {
             [] if is_tls => &[],
             [] => &config.allow[..],

@@ -207,7 +207,7 @@ impl Server {
         devices: Vec<Arc<dyn Device>>,
         config: Config,
     ) -> Result<Server, BindError> {
-        let sockets = || sockets().map_err(|source| BindError::Sockets { source });
+        let sockets = || sockets().map_err(|error| BindError::Sockets { error });
         Server::bind_listeners(|config| listen::open_listeners(addresses, config, sockets), devices, config)
     }
 
@@ -241,8 +241,7 @@ impl Server {
         }
         let logs = Arc::new(LogLimits::new(&config));
         let tensor_cache = config.cache.as_ref().map(|at| {
-            TensorCache::open(at, &logs)
-                .map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
+            TensorCache::open(at, &logs).map_err(|error| BindError::Cache { dir: at.dir.display().to_string(), error })
         });
         let tensor_cache = tensor_cache.transpose()?;
         let proof = config.keys.as_ref().map(ServerKeys::proof);
@@ -255,10 +254,10 @@ impl Server {
             return Err(BindError::PeerKey { peer: peer.to_string() });
         }
         let peers = PeerAllowlist::resolve(&config.peers, proof)
-            .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
+            .map_err(|(peer, error)| BindError::Peer { peer: peer.to_string(), error })?;
         let gguf_index = config.models.as_ref().map(|dir| {
             GgufIndex::open(dir, config.digests.as_deref())
-                .map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+                .map_err(|error| BindError::Models { dir: dir.display().to_string(), error })
         });
         let gguf_index = gguf_index.transpose()?;
         let listeners = listen(&config)?;

@@ -97,14 +97,14 @@ pub(crate) enum ListenError {
     #[error("{0}")]
     Host(io::Error),
     /// The system refused the address: it is in use, or not an address of this machine.
-    #[error("{addr}: {source}")]
-    Address { addr: Address, source: io::Error },
+    #[error("{addr}: {error}")]
+    Address { addr: Address, error: io::Error },
 }
 
 impl ListenError {
     /// Whether another socket uses the address.
     pub(crate) fn is_in_use(&self) -> bool {
-        matches!(self, ListenError::Address { source, .. } if source.kind() == ErrorKind::AddrInUse)
+        matches!(self, ListenError::Address { error, .. } if error.kind() == ErrorKind::AddrInUse)
     }
 }
 

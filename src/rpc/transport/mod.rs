@@ -466,7 +466,7 @@ pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenErr
 /// [`ListenError::Address`].
 pub(crate) fn listen_at(addr: SocketAddr) -> Result<Box<dyn Listen>, ListenError> {
     let listener = tcp::bind_at(addr)?;
-    listen_on(listener, None).map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
+    listen_on(listener, None).map_err(|error| ListenError::Address { addr: Address::Tcp(addr), error })
 }
 
 /// As [`dial_with`], without TLS.

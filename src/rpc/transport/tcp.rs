@@ -176,7 +176,7 @@ pub(super) fn bind(host: &str, port: u16) -> Result<BoundSocket, ListenError> {
 /// A listening socket on one address of this machine.
 pub(super) fn bind_at(addr: SocketAddr) -> Result<BoundSocket, ListenError> {
     let socket = open(addr).map(BoundSocket);
-    socket.map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
+    socket.map_err(|error| ListenError::Address { addr: Address::Tcp(addr), error })
 }
 
 fn open(addr: SocketAddr) -> io::Result<TcpListener> {

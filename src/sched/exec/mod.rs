@@ -12,7 +12,7 @@ mod queues;
 mod submit;
 
 use super::{CopyPaths, Devices, Options, Plan, QueueId, QueueRole, SchedError, Storage, Task};
-use crate::device::{DEVICE_TIMEOUT, Device, MemoryBudget, PendingRead, Region, TimelinePoint};
+use crate::device::{DEVICE_TIMEOUT, Device, DeviceError, MemoryBudget, PendingRead, Region, TimelinePoint};
 use crate::graph::TensorId;
 use arenas::Arenas;
 pub use observer::{ObservedNode, Observer};
@@ -44,8 +44,9 @@ pub struct Scheduler {
     current_plan: u64,
     /// The prepared plan of the last complete run, which has its outputs in memory; 0 for none.
     readable_plan: u64,
-    /// Whether a run stopped before all of its steps were submitted. Later runs would wait for marks that were never made.
-    incomplete: bool,
+    /// Whether a run stopped before all of its steps were submitted, and the device's failure that stopped it. Later runs would
+    /// wait for marks that were never made.
+    incomplete: Option<IncompleteRun>,
     /// By run, then by mark: the timeline points of the last runs of the current plan. Run `i` is at `i % (depth + 1)`.
     history: Vec<Vec<Option<TimelinePoint>>>,
     /// Ring of the last runs of any plan: for each run, the last point on each queue. The queue that runs the first split is
@@ -69,6 +70,12 @@ struct StagedDownload {
     read: PendingRead,
     /// The point after the download.
     done: TimelinePoint,
+}
+
+/// A run that stopped before all of its steps were submitted.
+#[derive(Debug, Default)]
+struct IncompleteRun {
+    stopped_by: Option<(String, DeviceError)>,
 }
 
 /// Transfer statistics of a scheduler.
@@ -130,7 +137,7 @@ impl Scheduler {
             runs: 0,
             current_plan: 0,
             readable_plan: 0,
-            incomplete: false,
+            incomplete: None,
             history: Vec::new(),
             in_flight: vec![Vec::new(); if depth > 1 { depth * devices.len() } else { 1 }],
             queue_numbers: Vec::new(),
@@ -272,8 +279,8 @@ impl Scheduler {
     /// [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when the deadline passes.
     pub fn synchronize(&mut self, deadline: Option<Instant>) -> Result<(), SchedError> {
         // The program of a rank waits for ranks whose programs were not submitted.
-        if self.incomplete && !self.joined_groups.is_empty() {
-            return Err(SchedError::RunIncomplete);
+        if !self.joined_groups.is_empty() {
+            self.check_complete()?;
         }
         let deadline = deadline.unwrap_or_else(|| Instant::now() + DEVICE_TIMEOUT);
         for (id, point) in self.queues.last_points() {
@@ -281,6 +288,20 @@ impl Scheduler {
             wait_or_abort(point, deadline, &self.abort, name)?;
         }
         Ok(())
+    }
+
+    /// The completion of all runs that were submitted so far, as a future: `.await` it in any executor, or give it a callback
+    /// ([`PendingRead::on_ready`]). The runs do not end when it is dropped.
+    ///
+    /// # Errors
+    /// [`SchedError::RunIncomplete`] after a run with collective nodes that stopped half way. The future returns the first
+    /// failure.
+    pub fn mark(&self) -> Result<PendingRead<()>, SchedError> {
+        if !self.joined_groups.is_empty() {
+            self.check_complete()?;
+        }
+        let points = self.queues.last_points().map(|(_, point)| point.clone()).collect();
+        Ok(PendingRead::at_all(points, || Ok(())))
     }
 
     /// The abort flag. While any thread keeps it raised, running and new calls fail with [`SchedError::Aborted`] within a few
@@ -298,7 +319,15 @@ impl Scheduler {
         self.in_flight.iter_mut().for_each(Vec::clear);
         self.staged.clear();
         self.joined_groups.clear();
-        (self.current_plan, self.readable_plan, self.incomplete) = (0, 0, false);
+        (self.current_plan, self.readable_plan, self.incomplete) = (0, 0, None);
+    }
+
+    /// Fails after a run that stopped before all of its steps were submitted.
+    fn check_complete(&self) -> Result<(), SchedError> {
+        match &self.incomplete {
+            None => Ok(()),
+            Some(IncompleteRun { stopped_by }) => Err(SchedError::RunIncomplete { stopped_by: stopped_by.clone() }),
+        }
     }
 
     /// Transfer statistics since the scheduler was created.

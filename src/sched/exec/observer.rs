@@ -65,7 +65,7 @@ impl Scheduler {
         let flow = run.flow;
         self.synchronize(None)?;
         // All submitted steps are complete, so later runs do not depend on the skipped steps.
-        self.incomplete = false;
+        self.incomplete = None;
         Ok(flow)
     }
 }

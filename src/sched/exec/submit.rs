@@ -4,7 +4,7 @@ use super::super::{Plan, QueueId, QueueRole, ReplicaOrigin, SchedError, StepActi
 use super::host_staging_queue;
 use super::programs::ExpertWeights;
 use super::queues::QueueBackend;
-use super::{PreparedPlan, Scheduler, StagedDownload, wait_for_bytes, wait_or_abort};
+use super::{IncompleteRun, PreparedPlan, Scheduler, StagedDownload, wait_for_bytes, wait_or_abort};
 use crate::device::{DEVICE_TIMEOUT, DeviceError, Membership, Region, TimelinePoint};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
@@ -94,7 +94,23 @@ impl Scheduler {
         self.synchronize(None)
     }
 
+    /// Submits a run, and remembers the failure of a device that stops it half way: later calls report it.
     pub(super) fn submit_steps(
+        &mut self,
+        prepared: &mut PreparedPlan,
+        inputs: &[(TensorId, &[u8])],
+        runner: &mut dyn SplitRunner,
+    ) -> Result<(), SchedError> {
+        let submitted = self.try_submit_steps(prepared, inputs, runner);
+        if let (Err(error), Some(run)) = (&submitted, &mut self.incomplete)
+            && let Some((device, error)) = error.device_failure()
+        {
+            run.stopped_by = Some((device.to_owned(), error.clone()));
+        }
+        submitted
+    }
+
+    fn try_submit_steps(
         &mut self,
         prepared: &mut PreparedPlan,
         inputs: &[(TensorId, &[u8])],
@@ -106,9 +122,7 @@ impl Scheduler {
             input_bytes(&plan, slot, inputs)?;
         }
         check_inputs(&plan, inputs)?;
-        if self.incomplete {
-            return Err(SchedError::RunIncomplete);
-        }
+        self.check_complete()?;
         // The arenas may have grown for another plan, or a reset may have freed them.
         self.ensure_arenas(&plan)?;
         prepared.programs.rebind_if_moved(&plan, &self.arenas)?;
@@ -124,7 +138,7 @@ impl Scheduler {
         self.runs += 1;
         self.staged.clear();
         self.counts.runs += 1;
-        (self.incomplete, self.readable_plan) = (true, 0);
+        (self.incomplete, self.readable_plan) = (Some(IncompleteRun::default()), 0);
         for step in &plan.steps {
             if self.abort.load(Ordering::Relaxed) {
                 return Err(SchedError::Aborted);
@@ -173,8 +187,8 @@ impl Scheduler {
             }
         }
         // A runner that stopped waits for the submitted steps and then clears the flag: see `run_observed`.
-        self.incomplete = runner.is_stopped();
-        if !self.incomplete {
+        self.incomplete = runner.is_stopped().then(IncompleteRun::default);
+        if self.incomplete.is_none() {
             self.readable_plan = prepared.id;
         }
         Ok(())

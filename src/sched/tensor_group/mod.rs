@@ -200,10 +200,16 @@ pub enum TensorSplitError {
     },
     /// The task of all ranks is invalid.
     #[error("the task of all ranks cannot be built: {0}")]
-    Build(#[from] BuildError),
+    Build(BuildError),
     /// A bug in the scheduler: please report it.
     #[error("bug in fanout's tensor groups: {0}")]
     Bug(&'static str),
+}
+
+impl From<BuildError> for TensorSplitError {
+    fn from(error: BuildError) -> TensorSplitError {
+        TensorSplitError::Build(error)
+    }
 }
 
 impl TensorSplit {

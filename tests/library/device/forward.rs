@@ -76,6 +76,10 @@ impl Device for CallProbe {
         self.record("lost", self.able.then_some(DeviceError::Ended))
     }
 
+    fn endpoint(&self) -> Option<&str> {
+        self.record("endpoint", self.able.then_some("probe:1"))
+    }
+
     fn activity(&self) -> Option<DeviceActivity> {
         self.record("activity", self.able.then_some(DeviceActivity::default()))
     }
@@ -267,7 +271,7 @@ fn exercise(device: &dyn Device) {
     assert_eq!(buffer.device(), device.info().id);
     device.alloc_size(&graph.tensor(x).unwrap().desc);
     assert_eq!(device.support(graph.node_view(&graph.nodes()[0]).unwrap()), Support::Yes);
-    let _ = (device.lost(), device.activity(), device.link_stats());
+    let _ = (device.lost(), device.endpoint(), device.activity(), device.link_stats());
     device.copies_from(cpu(1).info());
     if let Some(import) = device.import_host() {
         import.import(HostBuffer::zeroed(64, &budget).unwrap(), &budget).unwrap();
@@ -328,7 +332,7 @@ fn wrappers_forward_every_call_and_capability() {
         for (name, wrap) in wrappers {
             let [through, direct] = calls(able, wrap);
             assert_eq!(through, direct, "{name}, with capabilities: {able}");
-            let count = if able { 27 } else { 19 };
+            let count = if able { 28 } else { 20 };
             assert_eq!(direct.len(), count, "the probe has every method of the contract: {direct:?}");
         }
     }

@@ -225,10 +225,7 @@ impl Queue for MinimalQueue {
         let bytes = Arc::new(Mutex::new(None));
         self.submit(&[&src.clone()], MinimalCommand::Read(src, Arc::clone(&bytes)))?;
         let point = self.mark();
-        Ok(PendingRead::on_demand(move |deadline| {
-            point.wait(deadline)?;
-            bytes.lock().unwrap().take().ok_or(DeviceError::Ended)
-        }))
+        Ok(PendingRead::at(point, move || bytes.lock().unwrap().take().ok_or(DeviceError::Ended)))
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {

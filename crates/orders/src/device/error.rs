@@ -13,8 +13,8 @@ pub enum DeviceError {
     Remote { device: String, reason: String },
     #[error("{endpoint}: connection lost: {reason}")]
     ConnectionLost { endpoint: String, reason: String },
-    #[error("rank {rank} ({device}) has failed: {source}")]
-    RankFailed { rank: usize, device: String, source: Box<DeviceError> },
+    #[error("rank {rank} ({device}) has failed: {error}")]
+    RankFailed { rank: usize, device: String, error: Box<DeviceError> },
     #[error("rank {rank} ({device}) has left the group")]
     RankLeft { rank: usize, device: String },
     #[error("the ranks of a group disagree: {0}")]

@@ -49,17 +49,17 @@ impl<'a> GraphContext<'a> {
     }
 
     pub(super) fn build(self) -> Result<Task, ModelError> {
-        self.b.build().map_err(|source| ModelError::Build { node: "the graph".to_owned(), source })
+        self.b.build().map_err(|error| ModelError::Build { node: "the graph".to_owned(), error })
     }
 
     pub(super) fn input(&mut self, name: &str, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, ModelError> {
         let input = self.b.input(name, dtype, ne);
-        input.map_err(|source| ModelError::Build { node: name.to_owned(), source })
+        input.map_err(|error| ModelError::Build { node: name.to_owned(), error })
     }
 
     pub(super) fn output(&mut self, id: TensorId) -> Result<(), ModelError> {
         let output = self.b.output(id);
-        output.map_err(|source| ModelError::Build { node: "an output".to_owned(), source })
+        output.map_err(|error| ModelError::Build { node: "an output".to_owned(), error })
     }
 
     /// A required weight, of shape `ne`.
@@ -86,7 +86,7 @@ impl<'a> GraphContext<'a> {
             return Ok(id);
         }
         let made = self.b.stored(name.clone(), stored.desc, stored.group, None);
-        let id = made.map_err(|source| ModelError::Build { node: name.clone(), source })?;
+        let id = made.map_err(|error| ModelError::Build { node: name.clone(), error })?;
         self.stored_ids.insert(name, id);
         Ok(id)
     }
@@ -100,7 +100,7 @@ impl<'a> GraphContext<'a> {
             tags: self.stored(tags, &vectors.tags)?,
             positions: self.stored(positions, &vectors.positions)?,
         };
-        record_cells(&mut self.b, cells, tokens, group).map_err(|source| self.build_error("cells", source))?;
+        record_cells(&mut self.b, cells, tokens, group).map_err(|error| self.build_error("cells", error))?;
         self.cells.insert(group, cells);
         Ok(())
     }
@@ -121,7 +121,7 @@ impl<'a> GraphContext<'a> {
         let cells = cells.ok_or_else(|| ModelError::Cache(format!("group {group} has no cells")))?;
         let dtype = if self.model.cache_options.flash_attn { DType::F16 } else { DType::F32 };
         let mask = mask(&mut self.b, cells, tokens, (seen, dtype), window, group);
-        let mask = mask.map_err(|source| self.build_error("mask", source))?;
+        let mask = mask.map_err(|error| self.build_error("mask", error))?;
         self.masks.insert((group, window), mask);
         Ok(mask)
     }
@@ -134,7 +134,7 @@ impl<'a> GraphContext<'a> {
         layout: LogitsLayout,
     ) -> Result<SampledTokens, ModelError> {
         let sampled = add_sampler(&mut self.b, logits, sampling, layout);
-        sampled.map_err(|source| self.build_error("the sampler", source))
+        sampled.map_err(|error| self.build_error("the sampler", error))
     }
 
     /// Adds a node; type and shape of the destination follow from the sources.
@@ -183,7 +183,7 @@ impl<'a> GraphContext<'a> {
     }
 
     pub(super) fn desc(&self, id: TensorId) -> Result<TensorDesc, ModelError> {
-        self.b.desc(id).map_err(|source| ModelError::Build { node: self.prefix.clone(), source })
+        self.b.desc(id).map_err(|error| ModelError::Build { node: self.prefix.clone(), error })
     }
 
     /// RMS norm of each row, times a weight. Pinned to the group of the weight where the group changes.
@@ -195,7 +195,7 @@ impl<'a> GraphContext<'a> {
         // then need two copies: the norm's result, and x for the residual. Pinning the norm makes it one.
         let group = self.model.weights.get(&format!("{}{weight}", self.prefix)).map(|w| w.group);
         if self.group.is_some() && self.group != group {
-            group.map_or(Ok(()), |group| self.b.pin(group)).map_err(|source| self.build_error("norm", source))?;
+            group.map_or(Ok(()), |group| self.b.pin(group)).map_err(|error| self.build_error("norm", error))?;
         }
         self.group = group;
         self.node(name, Binary::Mul, &[scaled, weight_id])
@@ -219,17 +219,17 @@ impl<'a> GraphContext<'a> {
     }
 
     fn name_node(&mut self, name: &str, made: Result<TensorId, BuildError>) -> Result<TensorId, ModelError> {
-        let id = made.map_err(|source| self.build_error(name, source))?;
+        let id = made.map_err(|error| self.build_error(name, error))?;
         self.b.name(id, format!("{}{name}", self.prefix));
         Ok(id)
     }
 
     fn check_view(&self, made: Result<TensorId, BuildError>) -> Result<TensorId, ModelError> {
-        made.map_err(|source| self.build_error("a view", source))
+        made.map_err(|error| self.build_error("a view", error))
     }
 
-    fn build_error(&self, name: &str, source: BuildError) -> ModelError {
-        ModelError::Build { node: format!("{}{name}", self.prefix), source }
+    fn build_error(&self, name: &str, error: BuildError) -> ModelError {
+        ModelError::Build { node: format!("{}{name}", self.prefix), error }
     }
 }
 

@@ -131,12 +131,12 @@ pub enum ModelError {
     #[error(transparent)]
     Desc(#[from] DescError),
     /// A node violates its op's shape rule: hyperparameters of the file contradict each other.
-    #[error("{node}: {source}")]
+    #[error("{node}: {error}")]
     Build {
         /// Name of the node.
         node: String,
         /// The violated rule.
-        source: BuildError,
+        error: BuildError,
     },
 }
 

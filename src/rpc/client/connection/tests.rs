@@ -1,6 +1,7 @@
 use super::super::device::{RemoteBuffer, RemoteDevice, enumerate};
 use super::super::ggml_protocol::GgmlProtocol;
-use super::super::queue::{QueueProtocol, ReadCompleter};
+use super::super::queue::QueueProtocol;
+use super::super::remote_read::ReadCompleter;
 use super::*;
 use crate::device::{Buffer, DeviceInfo, DeviceKind};
 use crate::rpc::wire::ext::{Notification, ServerCapabilities, ServerState};

@@ -151,6 +151,14 @@ impl Device for ExtendedDevice {
         self.features.clone()
     }
 
+    fn lost(&self) -> Option<DeviceError> {
+        self.remote.connection.check_alive().err()
+    }
+
+    fn endpoint(&self) -> Option<&str> {
+        Some(self.remote.connection.endpoint())
+    }
+
     fn link_stats(&self) -> Option<LinkStats> {
         Some(self.remote.connection.link_stats())
     }

@@ -6,9 +6,8 @@ use super::super::connection::{Connection, MAX_COALESCED_BYTES, ReplySink, Write
 use super::super::device::{RemoteBuffer, RemoteDevice, is_whole_tensor, remote_buffer};
 use super::super::ggml_protocol::MAX_STAGED_TENSOR_BYTES;
 use super::super::graph_messages::GraphMessage;
-use super::super::queue::{
-    DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol, ReadCompleter,
-};
+use super::super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol};
+use super::super::remote_read::ReadCompleter;
 use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::{SendingQueues, UnconfirmedCopies, connection_of};
 use crate::device::{

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::super::connection::{Connection, ConnectionShared};
 use super::super::device::remote_buffer;
-use super::super::queue::{QueueProtocol, ReadCompleter};
+use super::super::queue::QueueProtocol;
+use super::super::remote_read::ReadCompleter;
 use super::extended_protocol::{ExtendedProtocol, close_queue, open_queue, region_connection, span};
 use super::mark_tracker::MarkTracker;
 use super::transfer_tokens::TransferTokens;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::super::connection::ConnectionShared;
-use super::super::queue::ReadCompleter;
+use super::super::remote_read::ReadCompleter;
 use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::PeerCopyState;
 use crate::device::{DeviceError, Timeline};

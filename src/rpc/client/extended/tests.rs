@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::super::connection::Connection;
 use super::super::device::{RemoteBuffer, RemoteDevice};
-use super::super::queue::{DigestLoad, QueueProtocol, ReadCompleter, RemoteQueue};
+use super::super::queue::{DigestLoad, QueueProtocol, RemoteQueue};
+use super::super::remote_read::ReadCompleter;
 use super::extended_protocol::ExtendedProtocol;
 use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, PendingRead, Queue, Timeline, TimelinePoint};
 use crate::rpc::wire::VersionCodec;

@@ -163,7 +163,7 @@ impl GgmlSession<'_> {
         let _host = self.resources.memory.wait(MAX_HOST_BYTES.min(2 * region.bytes()))?;
         let peer = communicator.link.peer();
         communicator.reducer.reduce(&mut communicator.link, &desc, &region, target).map_err(|e| match e {
-            ReduceError::Exchange(source) => GgmlError::Exchange { peer, source }.into(),
+            ReduceError::Exchange(error) => GgmlError::Exchange { peer, error }.into(),
             ReduceError::Device(e) => e.into(),
         })
     }

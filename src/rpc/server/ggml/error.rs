@@ -32,8 +32,8 @@ pub(super) enum GgmlError {
     NoCommunicator(u32),
     #[error("tensor {name:?} cannot be reduced: expected a tensor of type F32 without gaps on device {device}")]
     NotReducible { name: String, device: u32 },
-    #[error("the sum with the other server, {peer}, has failed: {source}")]
-    Exchange { peer: PeerAddr, source: ExchangeError },
+    #[error("the sum with the other server, {peer}, has failed: {error}")]
+    Exchange { peer: PeerAddr, error: ExchangeError },
 }
 
 impl From<GgmlError> for SessionError {

@@ -160,7 +160,7 @@ impl RemoteRanks for GroupLinks {
         self.failed_at.get_or_init(sync::now);
         self.ready.fail(error.clone());
         let (rank, reason) = match error {
-            DeviceError::RankFailed { rank, source, .. } => (*rank as u32, source.to_string()),
+            DeviceError::RankFailed { rank, error, .. } => (*rank as u32, error.to_string()),
             DeviceError::RankLeft { rank, .. } => (*rank as u32, String::new()),
             error => (NO_RANK, error.to_string()),
         };

@@ -177,9 +177,9 @@ fn a_failure_names_its_device_and_sticks() {
         bad.fill(buffer.whole(), 0xfe).unwrap();
         bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
         let expected = |e: DeviceError| {
-            let DeviceError::OnDevice { device, source } = &e else { panic!("{e}") };
+            let DeviceError::OnDevice { device, error } = &e else { panic!("{e}") };
             assert_eq!(device, culprit);
-            assert!(matches!(**source, DeviceError::Data { op: AddId, .. }), "{e}");
+            assert!(matches!(**error, DeviceError::Data { op: AddId, .. }), "{e}");
             assert!(e.to_string().starts_with(culprit), "{e}");
         };
         let point = bad.mark();
@@ -209,7 +209,7 @@ fn a_failure_of_the_secondary_device_fails_the_queue() {
     gate.advance(1);
     let error = DeviceError::OnDevice {
         device: "HOST".to_owned(),
-        source: Box::new(DeviceError::Bug("a recording device failed on request".into())),
+        error: Box::new(DeviceError::Bug("a recording device failed on request".into())),
     };
     assert_eq!(read.wait(test_deadline()), Err(error.clone()));
     assert_eq!(queue.mark().wait(test_deadline()), Err(error));
@@ -329,8 +329,8 @@ fn scratch_is_reserved_reused_and_grows() {
     queue.run(&program, &Arc::from([buffer.region(0, bytes as u64).unwrap()])).unwrap();
     let error = queue.mark().wait(test_deadline()).unwrap_err();
     assert!(
-        matches!(&error, DeviceError::OnDevice { device, source } if device == "HOST"
-        && matches!(**source, DeviceError::OutOfMemory { .. })),
+        matches!(&error, DeviceError::OnDevice { device, error } if device == "HOST"
+        && matches!(**error, DeviceError::OutOfMemory { .. })),
         "{error}"
     );
 }
