@@ -211,20 +211,49 @@ impl DeviceError {
         }
     }
 
+    /// The server whose lost connection is the cause, `host:port` as the user wrote it; `None` for other causes. If one server
+    /// reports that it has lost another, the cause is [`DeviceError::Remote`].
+    pub fn lost_endpoint(&self) -> Option<&str> {
+        match self.root() {
+            DeviceError::ConnectionLost { endpoint, .. } => Some(endpoint),
+            _ => None,
+        }
+    }
+
+    /// The name of a device or of a server with which the text begins.
+    fn names(&self) -> Option<&str> {
+        match self {
+            DeviceError::CapabilityMissing { device, .. }
+            | DeviceError::Driver { device, .. }
+            | DeviceError::Lost { device, .. }
+            | DeviceError::Remote { device, .. } => Some(device),
+            DeviceError::ConnectionLost { endpoint, .. } => Some(endpoint),
+            DeviceError::OnDevice { device, error } => {
+                error.names().filter(|name| is_part(name, device)).or(Some(device))
+            }
+            _ => None,
+        }
+    }
+
     /// The text of the error with the device's name before it, which is left out if the text begins with it, or with the
     /// endpoint that the name begins with.
     pub(crate) fn text_on(&self, device: &str) -> String {
-        let text = self.to_string();
-        let named = text.split_once(": ").is_some_and(|(name, _)| {
-            device.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        });
-        if named { text } else { format!("{device}: {text}") }
+        if self.names().is_some_and(|name| is_part(name, device)) {
+            self.to_string()
+        } else {
+            format!("{device}: {self}")
+        }
     }
 
     /// [`DeviceError::Exhausted`] for a thread that the system did not start; `to` completes "cannot start one …".
     pub(crate) fn thread_spawn_failed(to: &str, error: &std::io::Error) -> DeviceError {
         DeviceError::Exhausted { resource: "threads", reason: format!("cannot start one {to}: {error}") }
     }
+}
+
+/// Whether `name` is the device's name, or the endpoint with which it begins: `host:port` of `host:port/0`.
+fn is_part(name: &str, device: &str) -> bool {
+    device.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The error of an upload's writer closure, as text.

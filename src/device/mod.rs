@@ -317,10 +317,10 @@ pub trait Device: Send + Sync + Debug {
 }
 
 impl dyn Device + '_ {
-    /// Whether the device belongs to a server whose connection is open. Neither blocks nor sends anything: a server that has just
-    /// failed counts as connected until a reply or a heartbeat is overdue.
+    /// Whether the device can be used: it is not [lost](Device::lost), nor is the connection to its server. Neither blocks nor sends
+    /// anything: a server that has just failed counts as connected until a reply or a heartbeat is overdue.
     pub fn is_connected(&self) -> bool {
-        self.endpoint().is_some() && self.lost().is_none()
+        self.lost().is_none()
     }
 
     /// Whether queues of this device copy from `other`'s memory without the host: [`PeerCopies::copies_from`] decides; a device

@@ -7,6 +7,7 @@ use super::DeviceError;
 use crate::sync::{self, Arc, Condvar, Instant, Mutex, Unpoisoned, lock};
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -123,8 +124,9 @@ impl<T> PendingRead<T> {
         }
     }
 
-    /// Calls `callback` once with the result: at once if it is here, else on the thread that delivers it, which the callback must
-    /// not block.
+    /// Calls `callback` once with the result: at once if it is here, else on the thread that delivers it. That may be a thread of a
+    /// device, or any thread inside a call of this crate, so the callback must not wait for anything, take a lock that is held
+    /// around such a call, or submit work: it hands the result over. A panic in it is logged.
     pub fn on_ready(self, callback: impl FnOnce(Result<T, DeviceError>) + Send + 'static)
     where
         T: Send + 'static,
@@ -198,7 +200,10 @@ impl<T: Send + 'static> CallbackTask<T> {
         match Pin::new(&mut read).poll(&mut Context::from_waker(&Waker::from(Arc::clone(self)))) {
             Poll::Ready(result) => {
                 drop(slot);
-                callback(result);
+                // A panic would end the device's thread that delivers the result.
+                if catch_unwind(AssertUnwindSafe(|| callback(result))).is_err() {
+                    log::error!("the callback of a pending read panicked");
+                }
             }
             Poll::Pending => *slot = Some((read, callback)),
         }
@@ -275,6 +280,17 @@ mod tests {
         assert!(!read.is_ready());
         drop(tx);
         assert_eq!(read.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));
+    }
+
+    #[test]
+    fn a_callback_that_panics_does_not_reach_the_device() {
+        let (results, received) = std::sync::mpsc::channel();
+        let timeline = crate::device::Timeline::new();
+        let read = || PendingRead::at(crate::device::TimelinePoint::new(&timeline, 1), || Ok(1));
+        read().on_ready(|result| assert_eq!(result, Ok(2), "a panic that the test expects"));
+        read().on_ready(move |result| results.send(result).unwrap());
+        timeline.advance(1);
+        assert_eq!(received.try_recv(), Ok(Ok(1)));
     }
 
     #[test]

@@ -56,6 +56,8 @@ struct AtPoints<F> {
 /// Registrations that wake a task when one of several points is decided.
 struct Watch {
     waker: Arc<SharedWaker>,
+    /// Whether some thread makes the points progress.
+    is_driven: bool,
     _registrations: Vec<CallbackRegistration>,
 }
 
@@ -97,22 +99,24 @@ impl<T, F: FnOnce() -> Result<T, DeviceError> + Send> ReadSource<T> for AtPoints
     fn wake(&mut self, waker: &Waker) {
         let watch = self.watch.get_or_insert_with(|| Watch::new(&self.points));
         *lock(&watch.waker) = Some(waker.clone());
+        if !watch.is_driven {
+            // Then the task has to poll by itself.
+            wake(&watch.waker);
+        }
     }
 }
 
 impl Watch {
     fn new(points: &[TimelinePoint]) -> Watch {
-        let waker = Arc::<SharedWaker>::default();
+        let (waker, mut is_driven) = (Arc::<SharedWaker>::default(), true);
         let register = |point: &TimelinePoint| {
             let shared = Arc::clone(&waker);
             let registration = point.on_reached(move |_| wake(&shared));
-            if !registration.notifies() {
-                poll_in_background(point, &waker);
-            }
+            is_driven &= registration.notifies() || poll_in_background(point, &waker);
             registration
         };
         let registrations = points.iter().map(register).collect();
-        Watch { waker, _registrations: registrations }
+        Watch { waker, is_driven, _registrations: registrations }
     }
 }
 
@@ -138,19 +142,22 @@ struct PolledPoint {
 static POLLER: LazyLock<Poller> = LazyLock::new(Poller::default);
 
 /// Has the polling thread poll `point` until it is decided, which calls the callbacks of its timeline, or until nobody has the
-/// waker.
-fn poll_in_background(point: &TimelinePoint, waker: &Arc<SharedWaker>) {
+/// waker. Returns false if the system starts no thread.
+fn poll_in_background(point: &TimelinePoint, waker: &Arc<SharedWaker>) -> bool {
     let mut state = lock(&POLLER.state);
     state.points.push(PolledPoint { point: point.clone(), waker: Arc::downgrade(waker) });
     if !state.runs {
         let spawned = std::thread::Builder::new().name("poll-points".to_owned()).spawn(|| POLLER.run());
         state.runs = spawned.is_ok();
         if let Err(e) = spawned {
-            log::error!("no thread polls the points of pending reads: {e}");
+            log::warn!("no thread polls the points of pending reads, so their tasks poll: {e}");
+            state.points.pop();
         }
     }
+    let runs = state.runs;
     drop(state);
     POLLER.added.notify_one();
+    runs
 }
 
 impl Poller {

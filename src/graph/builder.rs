@@ -179,7 +179,7 @@ impl Builder {
     }
 
     /// Adds a node with an inferred, contiguous destination; returns the destination. `srcs` are ids (`&[w, x]`), or options if some
-    /// are absent (`&[Some(x), None, Some(factors)]`).
+    /// are absent (`&[Some(x), None, Some(factors)]`), or [`&NO_SOURCES`](super::NO_SOURCES).
     ///
     /// # Errors
     /// [`BuildError::Node`] for sources or parameters that are invalid for the op.

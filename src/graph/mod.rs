@@ -26,6 +26,9 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// The sources of an op that has none.
+pub const NO_SOURCES: [TensorId; 0] = [];
+
 /// A tensor of a graph. A [`Builder`] refuses the id of another graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TensorId {

@@ -246,12 +246,9 @@ impl SchedError {
         }
     }
 
-    /// The server whose lost connection is the cause, `host:port` as the user wrote it; `None` for other causes.
+    /// The server whose lost connection is the cause ([`DeviceError::lost_endpoint`]).
     pub fn lost_endpoint(&self) -> Option<&str> {
-        match self.device_failure()?.1.root() {
-            DeviceError::ConnectionLost { endpoint, .. } => Some(endpoint),
-            _ => None,
-        }
+        self.device_failure()?.1.lost_endpoint()
     }
 }
 
@@ -262,6 +259,7 @@ fn incomplete_run(stopped_by: Option<&(String, DeviceError)>) -> String {
         Some((device, error)) => {
             let remedy = match error.root() {
                 DeviceError::ConnectionLost { .. } => "connect again, and make a scheduler of the new devices",
+                DeviceError::Lost { .. } => "start the process of the device again",
                 _ => "call Scheduler::reset",
             };
             format!("{INCOMPLETE}, because of {}; {remedy}", error.text_on(device))

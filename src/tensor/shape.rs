@@ -2,7 +2,7 @@
 
 use super::DIMS;
 
-/// Element counts of a tensor, fastest dimension first: from an array of at most four numbers. Those that are left out are 1.
+/// Element counts of a tensor, fastest dimension first: from an array of one to four numbers. Those that are left out are 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape([usize; DIMS]);
 
@@ -13,11 +13,16 @@ impl Shape {
     }
 }
 
-impl<const N: usize> From<[usize; N]> for Shape {
-    fn from(counts: [usize; N]) -> Shape {
-        const { assert!(N <= DIMS, "a tensor has at most four dimensions") };
-        let mut ne = [1; DIMS];
-        ne[..N].copy_from_slice(&counts);
-        Shape(ne)
-    }
+macro_rules! from_arrays {
+    ($($n:literal)*) => {$(
+        impl From<[usize; $n]> for Shape {
+            fn from(counts: [usize; $n]) -> Shape {
+                let mut ne = [1; DIMS];
+                ne[..$n].copy_from_slice(&counts);
+                Shape(ne)
+            }
+        }
+    )*};
 }
+
+from_arrays!(1 2 3 4);

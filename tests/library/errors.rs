@@ -61,6 +61,13 @@ fn the_name_of_a_device_is_printed_once() {
     assert_eq!(on_gpu(on("GPU0", driver())), "GPU0: cuCtxCreate failed: no");
     assert_eq!(on_gpu(DeviceError::Misuse("a")), "GPU0: misuse: a");
     assert_eq!(on("GPU1", driver()).to_string(), "GPU1: GPU0: cuCtxCreate failed: no");
+    assert_eq!(on_gpu(on("GPU0", DeviceError::Ended)).matches("GPU0").count(), 1);
+    let lost = DeviceError::Lost { device: "GPU0".to_owned(), reason: "no".to_owned() };
+    assert_eq!(on_gpu(lost), "GPU0 is lost until its process is started again: no");
+    let limit = DeviceError::CapabilityMissing { device: "GPU0".to_owned(), limitation: "cannot" };
+    assert_eq!(on_gpu(limit), "GPU0 cannot");
+    let remote = DeviceError::Remote { device: format!("{ENDPOINT}/0"), reason: "no".to_owned() };
+    assert_eq!(sched(remote).to_string(), "10.0.0.5:50052/0: no");
 }
 
 #[test]
@@ -74,6 +81,8 @@ fn scheduler_errors_name_the_lost_server() {
     }
     let text = incomplete(loss()).to_string();
     assert!(text.contains(ENDPOINT) && text.contains("connect again") && !text.contains("reset"), "{text}");
+    let text = incomplete(DeviceError::Lost { device: "b".to_owned(), reason: "no".to_owned() }).to_string();
+    assert!(text.contains("start the process") && !text.contains("reset"), "{text}");
     let text = incomplete(DeviceError::Ended).to_string();
     assert!(text.contains("the device's queue was closed") && text.contains("Scheduler::reset"), "{text}");
 }

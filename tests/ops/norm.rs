@@ -239,7 +239,7 @@ fn invalid_nodes_are_rejected() {
         assert!(case.b.node(op, &[Some(x)]).is_err(), "{op:?} of {ne:?}");
     }
     let mut case = Case::new();
-    assert!(case.b.node(OPS[1], &[None::<fanout::graph::TensorId>; 0]).is_err(), "no source");
+    assert!(case.b.node(OPS[1], &fanout::graph::NO_SOURCES).is_err(), "no source");
     // A type without a CPU kernel is rejected when the program is compiled, not when it runs.
     for op in OPS {
         let mut case = Case::new();

@@ -299,7 +299,7 @@ fn invalid_cumsum_is_rejected() {
     let same = case.b.view(x, TensorDesc::contiguous(DType::F32, ne).unwrap(), 0).unwrap();
     let error = case.b.node_into(Reduce::Cumsum, &[Some(x)], same).unwrap_err();
     assert!(matches!(error.rule(), Some(GraphError::Overlap { index: 0, .. })), "in place: {error:?}");
-    assert!(Case::new().b.node(Reduce::Cumsum, &[None::<fanout::graph::TensorId>; 0]).is_err(), "no source");
+    assert!(Case::new().b.node(Reduce::Cumsum, &fanout::graph::NO_SOURCES).is_err(), "no source");
     for dtype in [DType::F16, DType::I32] {
         let mut case = Case::new();
         let x = case.leaf(dtype, ne, &normal(9, 24));

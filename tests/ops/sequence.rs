@@ -19,7 +19,7 @@ fn sequences_match_the_oracle() {
     ] {
         let op = Sequence::Arange { start, stop, step };
         let mut case = Case::new();
-        let dst = case.b.node(op, &[None::<fanout::graph::TensorId>; 0]).unwrap();
+        let dst = case.b.node(op, &fanout::graph::NO_SOURCES).unwrap();
         assert_eq!(case.b.tensor(dst).unwrap().desc.ne(), [count, 1, 1, 1]);
         let case = case.build();
         let want: Vec<f64> = (0..count).map(|i| f64::from(start) + f64::from(step) * i as f64).collect();
@@ -84,7 +84,7 @@ fn invalid_nodes_are_rejected() {
         arange(0.0, 1.0, f32::NAN),
         arange(0.0, f32::MAX, 1e-3),
     ] {
-        assert!(Case::new().b.node(op, &[None::<fanout::graph::TensorId>; 0]).is_err(), "{op:?}");
+        assert!(Case::new().b.node(op, &fanout::graph::NO_SOURCES).is_err(), "{op:?}");
     }
     let built = |op: Sequence, n: usize, ne: [usize; 4]| {
         let mut case = Case::new();

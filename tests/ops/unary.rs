@@ -232,7 +232,7 @@ fn parameters_round_trip() {
 #[test]
 fn invalid_nodes_are_rejected() {
     let mut case = Case::new();
-    assert!(case.b.node(Unary::Sqr, &[None::<fanout::graph::TensorId>; 0]).is_err(), "no source");
+    assert!(case.b.node(Unary::Sqr, &fanout::graph::NO_SOURCES).is_err(), "no source");
     let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
     assert!(
         case.b.node_with_output(Unary::Sqr, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [24, 1, 1, 1] }).is_err(),

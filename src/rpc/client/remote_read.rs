@@ -35,7 +35,11 @@ impl OpenReads {
 
     pub(super) fn abort(&self) {
         let reads = std::mem::take(&mut *lock(&self.0));
-        reads.iter().filter_map(Weak::upgrade).for_each(|read| drop(lock(&read).take()));
+        for read in reads.iter().filter_map(Weak::upgrade) {
+            let sender = lock(&read).take();
+            // Without the lock: this may call a callback.
+            drop(sender);
+        }
     }
 }
 
@@ -73,7 +77,7 @@ impl ReadSource<Vec<u8>> for SpinningRead {
 
     fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<Vec<u8>, DeviceError> {
         let SpinningRead { pending, completed, shared } = *self;
-        if completed.load(Ordering::Acquire) {
+        if pending.is_ready() {
             return pending.wait(deadline);
         }
         shared.count_wait();

@@ -63,7 +63,7 @@ impl Scheduler {
         let mut run = ObservedRun { observer, readers, flow: ControlFlow::Continue(()) };
         self.submit_steps(prepared, inputs, &mut run)?;
         let flow = run.flow;
-        self.synchronize(None)?;
+        self.synchronize(None).inspect_err(|error| self.note_failure(error))?;
         // All submitted steps are complete, so later runs do not depend on the skipped steps.
         self.incomplete = None;
         Ok(flow)

@@ -102,12 +102,14 @@ impl Scheduler {
         runner: &mut dyn SplitRunner,
     ) -> Result<(), SchedError> {
         let submitted = self.try_submit_steps(prepared, inputs, runner);
-        if let (Err(error), Some(run)) = (&submitted, &mut self.incomplete)
-            && let Some((device, error)) = error.device_failure()
-        {
+        submitted.inspect_err(|error| self.note_failure(error))
+    }
+
+    /// Remembers that the failure of a device has stopped a run half way.
+    pub(super) fn note_failure(&mut self, error: &SchedError) {
+        if let (Some(run), Some((device, error))) = (&mut self.incomplete, error.device_failure()) {
             run.stopped_by = Some((device.to_owned(), error.clone()));
         }
-        submitted
     }
 
     fn try_submit_steps(

@@ -9,7 +9,7 @@ use fanout_testing::op_case::Case;
 pub fn run(sweep: &Sweep) {
     for (start, stop, step) in [(0.0, 7.0, 1.0), (-1.5, 900.0, 0.75), (3.0, 3.1, 5.0)] {
         let mut case = Case::new();
-        let y = case.b.node(Sequence::Arange { start, stop, step }, &[None::<fanout::graph::TensorId>; 0]).unwrap();
+        let y = case.b.node(Sequence::Arange { start, stop, step }, &fanout::graph::NO_SOURCES).unwrap();
         sweep.check_bytes(&case.build(), &[y], &format!("from {start} to {stop} by {step}"));
     }
     for dim in [1, 2, 7, 320, 1025] {

