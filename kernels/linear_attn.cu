@@ -1,19 +1,20 @@
 // RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN and GATED_DELTA_NET. src/ops/linear_attn.rs has the formulas.
 //
-// Variants: <rule>_<E>: a warp takes the part of the state that belongs to one value through all tokens. Its lanes are keys, of
-//           which each has up to E.
-// Limits:   heads of up to 32 E keys.
-// Floor:    the state is read once and written once; each warp reads the vectors of the tokens, which stay in the caches.
-#include "common/abi.cuh"
-#include "common/reduce.cuh"
+// Variants: <rule>_<keys>, for heads of up to so many keys; gated_delta_net_by_key has a gate for each key. Each rule has its own PTX
+//           file (RULE, ENTRY), because a model uses one of them. A block takes 32 columns of a head's state through all
+//           tokens, or 16 with 256 keys (recurrence.cuh).
+// Limits:   heads of up to 256 keys.
+// Floor:    each vector and the state is read once, results are written once, and an element of the state takes three
+//           multiply-adds per token with the delta rule. Blocks of a head read its q and k again, from the L2 cache.
+#include "recurrence.cuh"
 
 // Where the vectors of the tokens lie: strides in bytes. Heads repeat; `shared_by` consecutive sequences share a sequence.
 struct Vectors {
     u64 head, token, sequence;
     u32 heads, shared_by;
 
-    __device__ const float *at(const u8 *start, u32 h, u32 t, u32 s) const {
-        return (const float *)(start + h % heads * head + t * token + s / shared_by * sequence);
+    __device__ OfTokens at(const u8 *start, u32 h, u32 s) const {
+        return {start + h % heads * head + s / shared_by * sequence, token};
     }
 };
 
@@ -22,94 +23,43 @@ struct LinearAttnArgs {
     const u8 *q, *k, *v, *decay, *a, *b, *state;
     u8 *y;
     Vectors q_at, k_at, v_at;
-    // Elements of the state between two keys and between two values.
-    u32 key_step, value_step;
     u32 size, heads, tokens, sequences;
-    // Values of decay per head: 1 or size.
-    u32 decays;
     // Blocks of states in y.
     u32 snapshots;
     float scale;
-    u32 values;  // of all heads and sequences
 };
 
-enum Rule { WKV6, WKV7, GATED, DELTA };
-
-__device__ __forceinline__ float warp_total(float x) {
-    return warp_reduce(x, [](float a, float b) { return a + b; });
+// Blocks: pieces of a head, heads, sequences.
+template <int LANES, int K>
+__device__ __forceinline__ void run(const LinearAttnArgs &args) {
+    const u32 size = args.size, pieces = (size + BLOCK_COLUMNS<LANES> - 1) / BLOCK_COLUMNS<LANES>;
+    const u32 matrix = blockIdx.x / pieces, head = matrix % args.heads, s = matrix / args.heads;
+    const u64 matrices = (u64)args.heads * args.sequences, of_state = (u64)size * size;
+    // Contiguous vectors with `n` elements per head.
+    const auto dense = [&](const u8 *start, u32 n) {
+        const u64 bytes = 4ull * n;
+        return OfTokens{start + ((u64)s * args.tokens * args.heads + head) * bytes, args.heads * bytes};
+    };
+    Recurrence r = {};
+    r.vectors[KEY] = args.k_at.at(args.k, head, s);
+    r.vectors[QUERY] = args.q_at.at(args.q, head, s);
+    r.values = args.v_at.at(args.v, head, s);
+    if (RULE == DELTA) r.gates = dense(args.decay, 1);
+    else r.vectors[DECAY] = dense(args.decay, size);
+    if (RULE == DELTA || RULE == DELTA_BY_KEY) r.rates = dense(args.a, 1);
+    if (RULE == WKV6) r.bonus = (const float *)args.a + (u64)head * size;
+    if (RULE == WKV7) r.vectors[PROBE] = dense(args.a, size), r.vectors[PUSH] = dense(args.b, size);
+    r.state = (const float *)args.state + matrix * of_state;
+    r.y = (float *)args.y + ((u64)s * args.tokens * args.heads + head) * size;
+    r.y_step = (u64)args.heads * size;
+    r.states = (float *)args.y + matrices * args.tokens * size + matrix * of_state;
+    r.states_step = matrices * of_state;
+    r.keys = r.columns = size;
+    r.tokens = args.tokens, r.snapshots = args.snapshots, r.scale = args.scale;
+    recur<RULE, LANES, K>(r, blockIdx.x % pieces * BLOCK_COLUMNS<LANES>);
 }
 
-// Block (32, values).
-template <Rule RULE, int E>
-__device__ __forceinline__ void recur(const LinearAttnArgs &args) {
-    const u32 number = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x, size = args.size;
-    if (number >= args.values) return;
-    const u32 value = number % size, matrix = number / size, head = matrix % args.heads, s = matrix / args.heads;
-    const u64 first = (u64)matrix * size * size + (u64)value * args.value_step;
-    float m[E], bonus[E];
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        const u32 i = lane + 32 * e;
-        m[e] = i < size ? ((const float *)args.state)[first + (u64)i * args.key_step] : 0.0f;
-        if (RULE == WKV6) bonus[e] = i < size ? ((const float *)args.a)[(u64)head * size + i] : 0.0f;
-    }
-    float *y = (float *)args.y;
-    const u64 matrices = (u64)args.heads * args.sequences;
-    float *states = y + matrices * args.tokens * size;
-    for (u32 t = 0; t < args.tokens; t++) {
-        const u64 place = ((u64)s * args.tokens + t) * args.heads + head;
-        const float *q = args.q_at.at(args.q, head, t, s), *k = args.k_at.at(args.k, head, t, s);
-        const float v = args.v_at.at(args.v, head, t, s)[value];
-        const float *decay = (const float *)args.decay + place * args.decays;
-        const float *a = (const float *)args.a + place * size, *b = (const float *)args.b + place * size;
-        float sum = 0.0f, factor = 0.0f;
-        if (RULE == WKV7 || RULE == DELTA) {
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                const u32 i = lane + 32 * e;
-                if (i < size) {
-                    if (RULE == DELTA) m[e] *= expf(decay[args.decays == 1 ? 0 : i]);
-                    factor += m[e] * (RULE == DELTA ? k[i] : a[i]);
-                }
-            }
-            factor = warp_total(factor);
-            if (RULE == DELTA) factor = (v - factor) * ((const float *)args.a)[place];
-        }
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            const u32 i = lane + 32 * e;
-            if (i < size) {
-                if (RULE == WKV6) {
-                    const float kv = k[i] * v;
-                    sum += q[i] * (kv * bonus[e] + m[e]);
-                    m[e] = m[e] * decay[i] + kv;
-                } else {
-                    if (RULE == WKV7) m[e] = m[e] * decay[i] + v * k[i] + factor * b[i];
-                    if (RULE == GATED) m[e] = m[e] * decay[i] + k[i] * v;
-                    if (RULE == DELTA) m[e] += factor * k[i];
-                    sum += m[e] * q[i];
-                }
-            }
-        }
-        sum = warp_total(sum) * args.scale;
-        if (lane == 0) y[place * size + value] = sum;
-        const u32 behind = args.tokens - 1 - t;
-        if (behind < args.snapshots) {
-            float *block = states + behind * matrices * size * size;
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                const u32 i = lane + 32 * e;
-                if (i < size) block[first + (u64)i * args.key_step] = m[e];
-            }
-        }
-    }
-}
-
-#define ENTRIES(name, rule)                                                                               \
-    extern "C" __global__ void name##_2(LinearAttnArgs args) { recur<rule, 2>(args); }                     \
-    extern "C" __global__ void name##_8(LinearAttnArgs args) { recur<rule, 8>(args); }
-
-ENTRIES(wkv6, WKV6)
-ENTRIES(wkv7, WKV7)
-ENTRIES(gated_linear_attn, GATED)
-ENTRIES(gated_delta_net, DELTA)
+#define KEYS(name, keys, lanes) \
+    extern "C" __global__ void __launch_bounds__(RECURRENCE_THREADS) name##_##keys(LinearAttnArgs args) { run<lanes, keys / lanes>(args); }
+#define ENTRIES(name) KEYS(name, 64, 8) KEYS(name, 128, 8) KEYS(name, 256, 16)
+ENTRIES(ENTRY)

@@ -3,7 +3,8 @@
 
 use super::layer::{layers, reshaped};
 use super::{
-    Case, Content, Draft, Sizes, attention, bytes, kind, latent_attention, mul_mat, mul_mat_id, passes, vision, weights,
+    Case, Content, Draft, Sizes, attention, bytes, kind, latent_attention, mul_mat, mul_mat_id, passes, recurrent,
+    vision, weights,
 };
 use fanout::graph::BuildError;
 use fanout::ops::binary::Binary;
@@ -63,6 +64,7 @@ pub fn canonical() -> Vec<Case> {
     cases.extend([indexer(s), kept_cells(s), mixing_matrix()]);
     cases.extend(streams(s));
     cases.extend([triangular(), outer_products(s)]);
+    cases.extend(recurrent::canonical(PROMPT));
     cases
 }
 

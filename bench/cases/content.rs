@@ -81,6 +81,10 @@ fn pattern(content: &Content, dtype: DType, ne: [usize; 4]) -> Result<Vec<u8>, B
             let values: Vec<f32> = (0..PATTERN).map(|_| (0..4).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.7).collect();
             encode(dtype, &values)?
         }
+        &Content::Between(low, high) => {
+            let mut rng = fastrand::Rng::with_seed(1);
+            encode(dtype, &(0..PATTERN).map(|_| low + (high - low) * rng.f32()).collect::<Vec<_>>())?
+        }
         Content::Indices(list) => list.iter().flat_map(|&i| index(i)).collect(),
         Content::Mask => {
             let [kv, n, ..] = ne;

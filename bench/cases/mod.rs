@@ -22,6 +22,7 @@ use fanout::tensor::{Capability, TensorDesc};
 mod canonical;
 mod content;
 mod layer;
+mod recurrent;
 mod vision;
 
 pub use canonical::canonical;
@@ -111,6 +112,8 @@ impl Sizes {
 pub enum Content {
     /// Random values with standard deviation 1, in the tensor's type.
     Values,
+    /// Random values of F32, evenly distributed between these.
+    Between(f32, f32),
     /// These indices.
     Indices(Vec<usize>),
     /// A causal F16 mask: 0 up to the query's own position, -inf after it.

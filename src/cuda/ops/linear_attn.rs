@@ -5,11 +5,21 @@ use crate::ops::linear_attn::LinearAttn;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
 
-/// Warps of a block: each has one value of a head.
-const WARPS: u32 = 4;
-/// Most keys of a head in the entries with two keys per lane, and in those with eight.
-const MAX_SMALL: u32 = 64;
-const MAX_LARGE: u32 = 256;
+/// Threads of a block of kernels/recurrence.cuh.
+const THREADS: u32 = 128;
+
+/// The grid of kernels/recurrence.cuh for `heads` matrices of up to 256 keys and `columns` columns, and the number that ends the entry's
+/// name: most keys of its matrices.
+pub(super) fn recurrence(keys: u32, columns: u32, heads: &[u32]) -> Option<(Grid, u32)> {
+    let (most, of_block) = match keys {
+        0..=64 => (64, 32),
+        65..=128 => (128, 32),
+        129..=256 => (256, 16),
+        _ => return None,
+    };
+    let blocks = saturating_product(&[heads, &[columns.div_ceil(of_block)]].concat());
+    Some((Grid { blocks: [blocks, 1, 1], threads: [THREADS, 1, 1], shared: 0 }, most))
+}
 
 /// `struct Vectors` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -29,16 +39,12 @@ struct LinearAttnArgs {
     q: Vectors,
     k: Vectors,
     v: Vectors,
-    key_step: u32,
-    value_step: u32,
     size: u32,
     heads: u32,
     tokens: u32,
     sequences: u32,
-    decays: u32,
     snapshots: u32,
     scale: f32,
-    values: u32,
 }
 
 impl KernelArguments for LinearAttnArgs {
@@ -53,19 +59,18 @@ impl KernelArguments for LinearAttnArgs {
         };
         let results = saturating_product(&[size, heads, tokens, sequences]);
         let states = saturating_product(&[size, size, heads, sequences, self.snapshots.min(tokens)]);
-        // `select` adds those of a and b, which differ from rule to rule.
+        // `select` adds those of the decay, a and b, which differ from rule to rule.
         Ok(vec![
             vectors(0, &self.q)?,
             vectors(1, &self.k)?,
             vectors(2, &self.v)?,
-            Access::run(3, &[self.decays, heads, tokens, sequences]),
             Access::run(6, &[size, size, heads, sequences]),
             Access::elements(7, results.saturating_add(states)),
         ])
     }
 }
 
-/// The entry's name before the number of keys, and the positions of q, k, v, decay, a and b.
+/// The PTX file, whose name begins those of its entries, and the positions of q, k, v, decay, a and b.
 fn operands(op: LinearAttn) -> (&'static str, [Option<u8>; 6]) {
     match op {
         LinearAttn::RwkvWkv6 => ("wkv6", [Some(2), Some(0), Some(1), Some(4), Some(3), None]),
@@ -107,49 +112,41 @@ pub(super) fn select(op: LinearAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches,
         };
         Ok::<_, Unsupported>(vectors)
     };
-    let keys_per_lane = match size {
-        _ if size <= MAX_SMALL => 2,
-        _ if size <= MAX_LARGE => 8,
-        _ => return Err(on.unsupported("heads of more than 256 elements")),
+    let decays = if is_delta { on.shape(on.src(3)?)?.ne[0] } else { size };
+    let name = if is_delta && decays > 1 { "gated_delta_net_by_key" } else { name };
+    let Some((grid, keys)) = recurrence(size, size, &[heads, sequences]) else {
+        return Err(on.unsupported("heads of more than 256 elements"));
     };
-    let entry = format!("{name}_{keys_per_lane}");
-    let values = [size, heads, sequences].iter().fold(1usize, |values, &n| values.saturating_mul(n as usize));
-    let values = i32::try_from(values).map_err(|_| on.unsupported("2^31 or more rows of states"))? as u32;
-    let by_key = matches!(op, LinearAttn::RwkvWkv6 | LinearAttn::Gated { .. });
+    let entry = format!("{name}_{keys}");
     let args = LinearAttnArgs {
         q: vectors(sources[0])?,
         k: vectors(sources[1])?,
         v: vectors(sources[2])?,
-        key_step: if by_key { size } else { 1 },
-        value_step: if by_key { 1 } else { size },
         size,
         heads,
         tokens,
         sequences,
-        decays: if is_delta { on.shape(on.src(3)?)?.ne[0] } else { size },
         snapshots: if let LinearAttn::DeltaNet { snapshots } = op { snapshots } else { 1 },
         scale: match op {
             LinearAttn::Gated { scale } => scale,
             LinearAttn::DeltaNet { .. } => 1.0 / (size as f32).sqrt(),
             _ => 1.0,
         },
-        values,
     };
     let pointers: Vec<_> = sources
         .iter()
         .map(|source| source.map_or(Ptr::Null, Ptr::Src))
         .chain([Ptr::Src(op.state() as u8), Ptr::Dst])
         .collect();
-    let blocks = u64::from(values.div_ceil(WARPS));
-    let grid = Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 };
     // The bonus of RWKV_WKV6, beta of GATED_DELTA_NET, a and b of RWKV_WKV7.
     let of_tokens = |pointer, n: u32| Access::run(pointer, &[n, heads, tokens, sequences]);
-    let others = match op {
+    let mut others = match op {
         LinearAttn::RwkvWkv6 => vec![Access::run(4, &[size, heads])],
         LinearAttn::RwkvWkv7 => vec![of_tokens(4, size), of_tokens(5, size)],
         LinearAttn::DeltaNet { .. } => vec![of_tokens(4, 1)],
         LinearAttn::Gated { .. } => Vec::new(),
     };
-    let launch = on.launch(("linear_attn", &entry), grid, &pointers, &args)?;
+    others.push(of_tokens(3, decays));
+    let launch = on.launch((name, &entry), grid, &pointers, &args)?;
     Ok(NodeLaunches::one(launch.with_accesses(others)))
 }

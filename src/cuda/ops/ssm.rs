@@ -1,5 +1,6 @@
 //! Launches of SSM_CONV and SSM_SCAN: kernels/ssm.cu.
 
+use super::linear_attn::recurrence;
 use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product};
 use crate::ops::ssm::Ssm;
 use crate::tensor::DType::F32;
@@ -12,8 +13,6 @@ const TILE_TOKENS: usize = 64;
 const MAX_SHARED_WINDOW: usize = 64;
 /// Warps of a block.
 const WARPS: u32 = 4;
-/// Longest row of a state.
-const MAX_ROW: usize = 256;
 
 /// `struct ConvArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -57,11 +56,10 @@ struct ScanArgs {
     sequences: u32,
     slots: u32,
     snapshots: u32,
-    by_element: u32,
-    rows: u32,
 }
 
 impl KernelArguments for ScanArgs {
+    /// `scan` adds those of a.
     fn accesses(&self, _: &Grid) -> Result<Vec<Access>, &'static str> {
         let &ScanArgs { n, hd, heads, tokens, sequences, .. } = self;
         let groups = heads.checked_div(self.heads_per_group).ok_or("groups without heads")?;
@@ -72,7 +70,6 @@ impl KernelArguments for ScanArgs {
             Access::run(0, &[n, hd, heads, self.slots]),
             of_tokens(Access::run(1, &[hd, heads]), self.x),
             Access::run(2, &[heads, tokens, sequences]),
-            Access::run(3, &[heads, if self.by_element != 0 { n } else { 1 }]),
             of_tokens(Access::run(4, &[n, groups]), self.b),
             of_tokens(Access::run(5, &[n, groups]), self.c),
             Access::one(6).along(sequences, self.ids_step),
@@ -130,11 +127,8 @@ fn scan(on: &NodeOnGpu<'_>, snapshots: u32) -> Result<NodeLaunches, Unsupported>
     if tokens == 0 {
         return Err(on.unsupported("no tokens"));
     }
-    let entry = match n as usize {
-        0..=32 => "ssm_scan_1",
-        33..=128 => "ssm_scan_4",
-        129..=MAX_ROW => "ssm_scan_8",
-        _ => return Err(on.unsupported("states with rows of more than 256 elements")),
+    let Some((head_grid, most)) = recurrence(n, hd, &[heads, sequences]) else {
+        return Err(on.unsupported("states with rows of more than 256 elements"));
     };
     let rows = [hd, heads, sequences].iter().fold(1usize, |rows, &n| rows.saturating_mul(n as usize));
     let rows = i32::try_from(rows).map_err(|_| on.unsupported("2^31 or more rows of states"))? as u32;
@@ -151,15 +145,19 @@ fn scan(on: &NodeOnGpu<'_>, snapshots: u32) -> Result<NodeLaunches, Unsupported>
         sequences,
         slots,
         snapshots,
-        by_element: u32::from(a.ne()[0] != 1),
-        rows,
     };
     let pointers: [Ptr; 9] = std::array::from_fn(|i| match i {
         7 => Ptr::Dst,
         8 => Ptr::ErrorWord,
         source => Ptr::Src(source as u8),
     });
-    let blocks = u64::from(rows.div_ceil(WARPS));
-    let grid = Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 };
-    on.single_launch(("ssm", entry), grid, &pointers, &args)
+    let (entry, grid) = if a.ne()[0] == 1 {
+        (format!("ssm_scan_head_{most}"), head_grid)
+    } else {
+        let (most, rows_of_warp) = if n <= 16 { (16, 8) } else { (256, 1) };
+        let blocks = u64::from(rows.div_ceil(WARPS * rows_of_warp));
+        (format!("ssm_scan_row_{most}"), Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 })
+    };
+    let decays = Access::run(3, &[heads, a.ne()[0] as u32]);
+    Ok(NodeLaunches::one(on.launch(("ssm", &entry), grid, &pointers, &args)?.with_accesses(vec![decays])))
 }

@@ -23,9 +23,9 @@ pub fn run(sweep: &Sweep) {
         sweep.check(&case.build(), &[y], 1e-10, &what);
     }
     for [n, hd, heads, groups] in
-        [[16, 1, 9, 1], [32, 3, 4, 2], [33, 2, 3, 3], [128, 4, 2, 1], [129, 1, 2, 2], [256, 5, 1, 1]]
+        [[16, 1, 9, 1], [32, 3, 4, 2], [33, 2, 3, 3], [64, 33, 2, 1], [128, 4, 2, 1], [129, 1, 2, 2], [256, 17, 1, 1]]
     {
-        for (by_element, snapshots, tokens) in [(false, 1, 1), (false, 3, 2), (true, 1, 4)] {
+        for (by_element, snapshots, tokens) in [(false, 1, 1), (false, 3, 2), (false, 2, 37), (true, 1, 4)] {
             check_scan(sweep, [n, hd, heads, groups], tokens, by_element, snapshots);
         }
     }
