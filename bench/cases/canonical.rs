@@ -27,6 +27,9 @@ const COLUMNS: [usize; 10] = [1, 2, 4, 8, 16, 32, 33, 64, 128, PROMPT];
 /// Columns of a prompt.
 const PROMPT: usize = 512;
 
+/// Positions behind which decoding is bound by the caches of K and V.
+const LONG_CONTEXT: usize = 32768;
+
 /// Whether a type of weights has a case with `n` columns. For some numbers a few types are enough, because the products differ only in the
 /// decoder of the weights.
 fn has_case(t: DType, n: usize) -> bool {
@@ -52,7 +55,8 @@ pub fn canonical() -> Vec<Case> {
     cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| unpacked(s, t)));
     cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| tied(s, t)));
-    cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
+    cases.extend([F16, Q8_0, Q4_0].map(|t| attention(s, t, 1, s.context)));
+    cases.extend([Q8_0, Q4_0].map(|t| attention(s, t, 1, LONG_CONTEXT)));
     cases.extend(prompts(s));
     cases.extend(latent());
     cases.extend([1, PROMPT].into_iter().flat_map(|n| passes(s, n)));
