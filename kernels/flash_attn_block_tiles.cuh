@@ -120,9 +120,13 @@ template <class T> struct LaneCodes;
 
 template <>
 struct LaneCodes<Q8_0> {
+    // Scales of v are multiplied by it, so that the largest of v is some 2^16 in both types: as float and as F16.
+    static constexpr float BOOST = 64.0f;
+    static constexpr u16 BOOST_HALF = 0x5400;
+
     // The code of 0 in the F16 words of value_words, negative, in rows g (0) or g + 8 (1); and the factor of these rows' sums.
     static __device__ constexpr u32 minus_zero(u32) { return 0x80808080; }
-    static __device__ constexpr float unit(u32) { return 16777216.0f; }
+    static __device__ constexpr float unit(u32) { return 16777216.0f / BOOST; }
 
     // Channel of a block that byte i of the operand b has, without the rotation.
     static __device__ __forceinline__ u32 key_channel(u32 t, u32 i, u32 rotation) { return (4 * t + i % 4 + i / 4 * 16 + rotation) % 32; }
@@ -162,9 +166,13 @@ struct LaneCodes<Q8_0> {
 
 template <>
 struct LaneCodes<Q4_0> {
+    // Scales of v are multiplied by it, so that the largest of v is some 2^16 in both types: as float and as F16.
+    static constexpr float BOOST = 4.0f;
+    static constexpr u16 BOOST_HALF = 0x4400;
+
     // The upper nibble of a byte counts 16 times.
     static __device__ constexpr u32 minus_zero(u32 half) { return half ? 0x80808080 : 0x80088008; }
-    static __device__ constexpr float unit(u32 half) { return half ? 1048576.0f : 16777216.0f; }
+    static __device__ constexpr float unit(u32 half) { return (half ? 1048576.0f : 16777216.0f) / BOOST; }
 
     static __device__ __forceinline__ u32 key_channel(u32 t, u32 i, u32 rotation) { return (4 * t + i % 4 + rotation) % 16 + i / 4 * 16; }
 

@@ -10,7 +10,8 @@
 //
 // Sums: (p v)^T, so that 16 channels are the rows of m16n8k16, and weights are the operand b, where the scores are already. A code u of 8 or 4 bits
 // in the low bits of an F16 is the subnormal number u * 2^-24: unpacking it takes no arithmetic, and another mma subtracts the code of 0.
-// Weights are multiplied by the scales of v in F16.
+// Weights are multiplied by the scales of v in F16: these are some 2^-10, so they are BOOSTed, or the weights of most positions beside
+// one with a large weight (an attention sink) would lose bits.
 //
 // Accuracy: queries have 15 bits below their largest, weights and their products with scales 11 bits: an NMSE of at most 1e-7, which is below
 // 1 % of the error of Q8_0.
@@ -19,11 +20,19 @@
 // these blocks are rotated by two, which the queries take into account.
 //
 // Variants: flash_attn_mma_<type>, for each type of the MANIFEST.
-// Limits:   rows of k and v of whole groups of 64 channels, as many as fit in shared memory; even addresses, any strides, between positions
+// Limits:   v below 130,000: beyond that, sums are infinite or NaN.
+//           rows of k and v of whole groups of 64 channels, as many as fit in shared memory; even addresses, any strides, between positions
 //           below 2^32 bytes. Rows whose addresses are no multiples of 4, or whose tensor's is none of 16, are copied two bytes at a time.
 //           q F32, mask F16 with dense rows.
 // Floor:    k and v are read once per tile of queries.
 #include "flash_attn_block_tiles.cuh"
+
+// A scale as F16, times a power of two.
+__device__ __forceinline__ u32 boosted(u32 half, u16 boost) {
+    u16 product;
+    asm("mul.rn.f16 %0, %1, %2;" : "=h"(product) : "h"((u16)half), "h"(boost));
+    return product;
+}
 
 // Products of two pairs of F16.
 __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
@@ -230,11 +239,11 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
         is_first = false;
         if (at >= end) break;
 
-        // Scales of v as pairs of positions, and whether some are above 1
+        // Scales of v, times BOOST, as pairs of positions, and whether some are above 1
         u32 magnitudes[4], widest = 0;
 #pragma unroll
         for (u32 n = 0; n < 4; n++) {
-            const u32 half = load_shared_u16(now + value_scales[n]);
+            const u32 half = boosted(load_shared_u16(now + value_scales[n]), Codes::BOOST_HALF);
             asm volatile("st.shared.u16 [%0], %1;" : : "r"(pairs + 64 * n), "h"((u16)half) : "memory");
             magnitudes[n] = half & 0x7fff, widest = max(widest, magnitudes[n]);
         }

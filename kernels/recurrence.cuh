@@ -257,10 +257,13 @@ struct Recurrent {
         pair = shared.pairs[next_slot];
         if (!BY_KEY) {
             // One decay for all keys multiplies a common factor, as long as that is neither too small nor too large.
-            decayed *= rated.x;
-            if (!(decayed > 0x1p-16f && decayed < 0x1p16f)) {
+            const float both_decays = decayed * rated.x;
+            if (both_decays > 0x1p-16f && both_decays < 0x1p16f) {
+                decayed = both_decays;
+            } else {
+                // One after the other: their product may overflow where the state does not.
 #pragma unroll
-                for (int i = 0; i < 2 * K; i++) m[i / K][i % K] *= decayed;
+                for (int i = 0; i < 2 * K; i++) m[i / K][i % K] = m[i / K][i % K] * decayed * rated.x;
                 decayed = 1.0f;
             }
         }

@@ -1,10 +1,14 @@
 //! Launches of RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN and GATED_DELTA_NET: kernels/linear_attn.cu.
 
-use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product};
+use super::{
+    Access, Grid, KernelArguments, KernelLaunch, Loops, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product,
+};
 use crate::ops::linear_attn::LinearAttn;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
 
+/// Most tokens of a launch: about half a second.
+const MAX_TOKENS: u32 = 1 << 20;
 /// Threads of a block of kernels/recurrence.cuh.
 const THREADS: u32 = 128;
 
@@ -19,6 +23,15 @@ pub(super) fn recurrence(keys: u32, columns: u32, heads: &[u32]) -> Option<(Grid
     };
     let blocks = saturating_product(&[heads, &[columns.div_ceil(of_block)]].concat());
     Some((Grid { blocks: [blocks, 1, 1], threads: [THREADS, 1, 1], shared: 0 }, most))
+}
+
+/// A launch whose threads process `tokens` one after the other. More than [`MAX_TOKENS`] are left to the CPU, as by
+/// [`NodeOnGpu::looping_launch`]: a launch cannot be interrupted.
+pub(super) fn in_sequence(on: &NodeOnGpu<'_>, tokens: u32, launch: KernelLaunch) -> Result<NodeLaunches, Unsupported> {
+    if tokens > MAX_TOKENS {
+        return Err(on.unsupported("a sequence of more than 2^20 tokens"));
+    }
+    Ok(NodeLaunches { loops: Loops { instructions: 0, chain: tokens.into() }, ..NodeLaunches::one(launch) })
 }
 
 /// `struct Vectors` of the file.
@@ -148,5 +161,5 @@ pub(super) fn select(op: LinearAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches,
     };
     others.push(of_tokens(3, decays));
     let launch = on.launch((name, &entry), grid, &pointers, &args)?;
-    Ok(NodeLaunches::one(launch.with_accesses(others)))
+    in_sequence(on, tokens, launch.with_accesses(others))
 }

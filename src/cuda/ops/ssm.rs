@@ -1,6 +1,6 @@
 //! Launches of SSM_CONV and SSM_SCAN: kernels/ssm.cu.
 
-use super::linear_attn::recurrence;
+use super::linear_attn::{in_sequence, recurrence};
 use super::{Access, Grid, KernelArguments, NodeLaunches, NodeOnGpu, Ptr, Unsupported, saturating_product};
 use crate::ops::ssm::Ssm;
 use crate::tensor::DType::F32;
@@ -117,7 +117,9 @@ fn conv(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let across = u64::from(channels).div_ceil(TILE_CHANNELS as u64);
     let along = u64::from(tokens).div_ceil(TILE_TOKENS as u64);
     let grid = Grid { blocks: [across, along, u64::from(sequences)], threads: [32, WARPS, 1], shared: shared as u32 };
-    on.single_launch(("ssm", "ssm_conv"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args)
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Dst];
+    let outputs = saturating_product(&[channels, tokens, sequences]);
+    on.looping_launch(("ssm", "ssm_conv"), grid, (&pointers, &args), [outputs, d_conv.into(), 4])
 }
 
 fn scan(on: &NodeOnGpu<'_>, snapshots: u32) -> Result<NodeLaunches, Unsupported> {
@@ -159,5 +161,5 @@ fn scan(on: &NodeOnGpu<'_>, snapshots: u32) -> Result<NodeLaunches, Unsupported>
         (format!("ssm_scan_row_{most}"), Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 })
     };
     let decays = Access::run(3, &[heads, a.ne()[0] as u32]);
-    Ok(NodeLaunches::one(on.launch(("ssm", &entry), grid, &pointers, &args)?.with_accesses(vec![decays])))
+    in_sequence(on, tokens, on.launch(("ssm", &entry), grid, &pointers, &args)?.with_accesses(vec![decays]))
 }

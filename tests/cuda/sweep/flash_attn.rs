@@ -176,6 +176,8 @@ fn check_tensor_cores(sweep: &Sweep) {
         // Blocks whose weights times scales would exceed the range of F16, or are far below it
         check_case(sweep, Setting { kv: 330, v_scale: 1e4, layout: Layout::Cache, ..usual });
         check_case(sweep, Setting { kv: 330, v_scale: 1e-3, mask: Mask::Window, ..usual });
+        // A few positions with weights far above those of the rest
+        check_scaled(sweep, Setting { kv: 700, v_scale: 0.02, layout: Layout::Cache, ..usual }, 6.0);
         for sinks in [false, true] {
             for (softcap, max_bias) in [(2.0, 0.0), (0.0, 8.0), (1.5, 4.0)] {
                 let op = FlashAttn { softcap, max_bias, ..PLAIN };

@@ -9,6 +9,7 @@ use fanout_testing::op_case::Case;
 
 /// Heads around the limits of each entry, and numbers of tokens around those of tiles.
 pub fn run(sweep: &Sweep) {
+    check_extreme_decays(sweep);
     for (size, tokens) in [(1, 3), (8, 1), (31, 17), (64, 18), (65, 5), (128, 9), (128, 16), (200, 2), (256, 5)] {
         for op in [RwkvWkv6, RwkvWkv7, Gated { scale: 0.3 }] {
             check_tokens(sweep, op, size, tokens);
@@ -23,6 +24,23 @@ pub fn run(sweep: &Sweep) {
         for (size, by_key) in [(128, false), (128, true), (64, false)] {
             check_delta_net(sweep, [size, 38], by_key, 2, gates);
         }
+    }
+}
+
+/// Decays whose product overflows, or is subnormal, beside a state that stays in range.
+fn check_extreme_decays(sweep: &Sweep) {
+    for (gates, scale) in [([11.0, 80.0], 0.0), ([11.0, 80.0], 1e-10), ([-10.0, -85.0], 1e30)] {
+        let mut case = Case::new();
+        let ne = [64, 1, 2, 1];
+        let zeros = |case: &mut Case| case.leaf(F32, ne, &[0.0; 128]);
+        let (k, v) = (zeros(&mut case), zeros(&mut case));
+        let q = case.leaf(F32, ne, &normal(1, 128));
+        let gate = case.leaf(F32, [1, 1, 2, 1], &gates);
+        let beta = case.leaf(F32, [1, 1, 2, 1], &[0.5; 2]);
+        let state: Vec<f32> = normal(2, 64 * 64).into_iter().map(|x| x * scale).collect();
+        let state = case.leaf(F32, [64, 64, 1, 1], &state);
+        let y = case.b.node(DeltaNet { snapshots: 1 }, &[q, k, v, gate, beta, state]).unwrap();
+        sweep.check(&case.build(), &[y], 1e-10, &format!("delta net with gates {gates:?}, state {scale}"));
     }
 }
 
