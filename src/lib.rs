@@ -156,9 +156,10 @@
 //! CONTRIBUTING.md lists the files. A type is a row of `tensor/table.rs`, a family of ops a row of `ops/mod.rs`, and
 //! `tests/layout` checks that rows and files agree.
 
+// docs.rs marks each item with the features that it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Items that one feature alone uses are dead code in builds without that feature. CI lints builds with all features, which
 // report real dead code.
-#![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs marks each item with the features that it needs
 #![cfg_attr(
     not(all(feature = "cuda", feature = "server", feature = "client")),
     allow(dead_code, unused_imports, unreachable_pub)

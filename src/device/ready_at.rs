@@ -5,8 +5,10 @@ use super::pending_read::ReadSource;
 use super::{CallbackRegistration, DeviceError, POLL_INTERVAL, PendingRead, TimelinePoint};
 use crate::poison::{Unpoisoned, lock};
 use crate::tensor::{PlainData, bytes_of_mut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, Weak};
-use std::task::Waker;
+use std::task::{Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// How long the polling thread waits for further points before it ends.
@@ -19,15 +21,16 @@ impl<T: 'static> PendingRead<T> {
     /// For devices: a read whose result is in memory once `point` is reached. `take` returns it; it is called at most once, after
     /// the point, and must not block.
     pub fn at(point: TimelinePoint, take: impl FnOnce() -> Result<T, DeviceError> + Send + 'static) -> PendingRead<T> {
-        PendingRead::at_all(vec![point], take)
+        PendingRead::at_all("a download", vec![point], take)
     }
 
-    /// As [`PendingRead::at`], for several points.
+    /// As [`PendingRead::at`], for several points. `what` is what is awaited, for [`DeviceError::Deadline`].
     pub(crate) fn at_all(
+        what: &'static str,
         points: Vec<TimelinePoint>,
         take: impl FnOnce() -> Result<T, DeviceError> + Send + 'static,
     ) -> PendingRead<T> {
-        PendingRead::from_source(AtPoints { points, take, watch: None })
+        PendingRead::from_source(AtPoints { what, points, take, watch: None })
     }
 }
 
@@ -48,9 +51,19 @@ impl PendingRead {
 
 /// A result after points.
 struct AtPoints<F> {
+    what: &'static str,
     points: Vec<TimelinePoint>,
     take: F,
     watch: Option<Watch>,
+}
+
+/// Wakes a thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
 }
 
 /// Registrations that wake a task when one of several points is decided.
@@ -82,14 +95,26 @@ impl<T, F: FnOnce() -> Result<T, DeviceError> + Send> ReadSource<T> for AtPoints
         ready
     }
 
-    fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<T, DeviceError> {
-        // A point that has failed first: others may never be decided.
+    fn wait(mut self: Box<Self>, deadline: Option<Instant>) -> Result<T, DeviceError> {
+        if self.points.len() > 1 {
+            // Not one after the other: when one has failed, others may never be decided.
+            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+            self.wake(&waker);
+            while !self.is_ready() {
+                match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                    None => std::thread::park(),
+                    Some(Duration::ZERO) => return Err(DeviceError::Deadline(self.what)),
+                    Some(left) => std::thread::park_timeout(left),
+                }
+                self.wake(&waker);
+            }
+        }
         if let Some(failure) = self.points.iter().find_map(TimelinePoint::failure) {
             return Err(failure);
         }
         for point in &self.points {
             point.wait(deadline).map_err(|e| match e {
-                DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
+                DeviceError::Deadline(_) => DeviceError::Deadline(self.what),
                 e => e,
             })?;
         }
@@ -178,7 +203,7 @@ impl Poller {
             // Without the lock: a poll may call callbacks.
             let pending: Vec<_> = points
                 .into_iter()
-                .filter(|polled| polled.waker.strong_count() > 0 && polled.point.poll() == Ok(false))
+                .filter(|polled| polled.waker.strong_count() > 0 && is_pending(&polled.point))
                 .collect();
             let now = Instant::now();
             let pauses = pending.iter().map(|polled| pause(polled.point.expected_end(), now));
@@ -187,6 +212,15 @@ impl Poller {
             state.points.extend(pending);
         }
     }
+}
+
+/// Polls a point. A panic of a callback or of a foreign waker does not end the thread.
+fn is_pending(point: &TimelinePoint) -> bool {
+    let polled = catch_unwind(AssertUnwindSafe(|| point.poll()));
+    if polled.is_err() {
+        log::error!("a task panicked when it was woken");
+    }
+    matches!(polled, Ok(Ok(false)))
 }
 
 /// The sleep before the next poll of a point with this expected end.
@@ -247,16 +281,22 @@ mod tests {
         let timelines = [Timeline::new(), Timeline::new()];
         let points = || timelines.iter().map(|timeline| TimelinePoint::new(timeline, 1)).collect();
         let (first, second) =
-            (PendingRead::at_all(points(), || Ok(())), result(PendingRead::at_all(points(), || Ok(()))));
+            (PendingRead::at_all("", points(), || Ok(())), result(PendingRead::at_all("", points(), || Ok(()))));
         timelines[1].advance(1);
         assert!(!first.is_ready() && second.try_recv().is_err());
         timelines[0].advance(1);
         assert!(first.is_ready());
         assert_eq!(second.try_recv(), Ok(Ok(())));
         let timelines = [Timeline::new(), Timeline::new()];
-        let points = timelines.iter().map(|timeline| TimelinePoint::new(timeline, 1)).collect();
-        let failed = result(PendingRead::at_all(points, || Ok(())));
-        timelines[1].fail(DeviceError::Ended);
+        let points: Vec<_> = timelines.iter().map(|timeline| TimelinePoint::new(timeline, 1)).collect();
+        let read = || PendingRead::at_all("points", points.clone(), || Ok(()));
+        let (failed, late) = (result(read()), read());
+        assert_eq!(read().wait(Some(Instant::now())), Err(DeviceError::Deadline("points")));
+        std::thread::scope(|scope| {
+            let waited = scope.spawn(|| late.wait(None));
+            timelines[1].fail(DeviceError::Ended);
+            assert_eq!(waited.join().unwrap(), Err(DeviceError::Ended));
+        });
         assert_eq!(failed.try_recv(), Ok(Err(DeviceError::Ended)));
     }
 }

@@ -202,7 +202,7 @@ pub enum SchedError {
     /// An earlier run stopped before all of its steps were submitted, so the state of its tensors is unknown.
     #[error("{}", incomplete_run(stopped_by.as_ref()))]
     RunIncomplete {
-        /// The name of the device whose failure stopped the run, and the failure. `None`: the run was aborted.
+        /// The name of the device whose failure stopped the run, and the failure. `None`: it was aborted, or stopped for another reason.
         stopped_by: Option<(String, DeviceError)>,
     },
     /// A node by node run of a task with collective nodes: each of them would wait for the other ranks, which run later.

@@ -2,7 +2,7 @@
 """Proves that the tests of the CUDA kernels can fail: breaks kernels in one line of PTX at a time, and expects the sweep of the op's
 family to notice.
 
-    tests/cuda/mutants.py [--count N] [--seed N] [--only REGEX] [--jobs N]
+    tests/cuda/mutants.py [--count N] [--seed N] [--only REGEX] [--jobs N] [--program PATH]
 
 A mutant changes an operand, a comparison or a constant, or removes a barrier or a predicate, in an entry that capability 8.0 runs.
 Families, entries, kinds and lines are chosen by the seed, each with the same probability, so that kernels with much code do not take
@@ -26,14 +26,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PTX = ROOT / "kernels/ptx"
 TEST = "sweep::every_variant_on_capability_8_0"
 # The family of an entry's file: the first match. Other files are named after their family.
-FAMILIES = ((r"copy", "copy"), (r"flash_attn", "flash_attn"), (r"mul_mat", "mul_mat"))
+FAMILIES = (("copy", "copy"), ("flash_attn", "flash_attn"), (("mul_mat", "moe"), "mul_mat"), (("gated_", "wkv"), "linear_attn"))
 # Warp instructions of one block, after which a kernel counts as endless.
 MAX_INSTRUCTIONS = "64M"
 # A run that takes so many times as long as one without a mutant, and these seconds, is endless too.
 SLOWER, GRACE_S = 8, 30
 OTHER = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq", "lo": "ls", "ls": "lo", "hi": "hs", "hs": "hi"}
 OTHER |= {"ltu": "leu", "leu": "ltu", "gtu": "geu", "geu": "gtu", "equ": "neu", "neu": "equ"}
-REGISTER = r"%(?:rd|rs|r|f|p|fd)\d+"
 
 
 def operand(line):
@@ -85,7 +84,7 @@ def entries():
     found = {}
     for path in sorted(PTX.glob("*.sm_75.ptx")) + sorted(PTX.glob("*.sm_80.ptx")):
         stem = path.name.split(".")[0]
-        family = next((family for pattern, family in FAMILIES if stem.startswith(pattern)), stem)
+        family = next((family for names, family in FAMILIES if stem.startswith(names)), stem)
         for text in path.read_text().split(".visible .entry ")[1:]:
             lines = text.split("\n}")[0].split("\n")
             found.setdefault(family, {})[lines[0].rstrip("(")] = lines
@@ -95,8 +94,12 @@ def entries():
 def mutants(count, seed, only):
     rng = random.Random(seed)
     families = {family: found for family, found in entries().items() if re.search(only, family)}
+    if not families:
+        sys.exit(f"mutants.py: no family is named {only}")
     chosen = {}
-    while len(chosen) < count:
+    for _ in range(10 * count):
+        if len(chosen) == count:
+            break
         family = rng.choice(sorted(families))
         entry = rng.choice(sorted(families[family]))
         kind = rng.choice(sorted(KINDS))

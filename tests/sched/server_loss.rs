@@ -152,7 +152,7 @@ fn calls_after_a_loss_name_it() {
     let endpoint = Endpoint::connect(&name, &Options::default()).unwrap();
     let remote = endpoint.devices()[0].clone();
     let own = cpus(1).remove(0);
-    assert_eq!((own.endpoint(), own.is_connected(), own.lost()), (None, false, None));
+    assert_eq!((own.endpoint(), own.is_connected(), own.lost()), (None, true, None));
     assert_eq!((remote.endpoint(), remote.is_connected(), remote.lost()), (Some(&*name), true, None));
     let mut chain = DeviceChain::new(vec![own, remote.clone()], SHAPE, 1, 1).unwrap();
     chain.results(0..3);

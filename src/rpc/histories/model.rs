@@ -199,9 +199,9 @@ impl Faults {
                 let mut lost = causes.connections.iter().map(|connection| &self.connections[*connection]);
                 lost.any(|(name, may_be_lost)| *may_be_lost && name == endpoint)
             }),
-            DeviceError::Remote { .. } => causes.any(|causes| {
-                causes.is_dropped || !causes.links.is_disjoint(&self.links)
-            }),
+            DeviceError::Remote { .. } => {
+                causes.any(|causes| causes.is_dropped || !causes.links.is_disjoint(&self.links))
+            }
             DeviceError::Ended => causes.any(|causes| causes.is_dropped),
             _ => false,
         };

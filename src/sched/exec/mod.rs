@@ -301,7 +301,7 @@ impl Scheduler {
             self.check_complete()?;
         }
         let points = self.queues.last_points().map(|(_, point)| point.clone()).collect();
-        Ok(PendingRead::at_all(points, || Ok(())))
+        Ok(PendingRead::at_all("the end of runs", points, || Ok(())))
     }
 
     /// The abort flag. While any thread keeps it raised, running and new calls fail with [`SchedError::Aborted`] within a few

@@ -83,7 +83,7 @@ struct Raw {
 pub struct ReplacedLine {
     /// The entry that contains the line.
     pub entry: String,
-    /// Its number; 0 is the line that begins the entry.
+    /// Its number; 1 is the line after the entry's name.
     pub line: usize,
     /// What replaces it.
     pub text: String,

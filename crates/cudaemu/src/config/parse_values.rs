@@ -107,7 +107,11 @@ pub(super) fn replaced_line(text: &str) -> Result<ReplacedLine, String> {
     let (Some(entry), Some(line), Some(text)) = (parts.next(), parts.next(), parts.next()) else {
         return Err(format!("{text:?} is no ENTRY:LINE:TEXT"));
     };
-    Ok(ReplacedLine { entry: entry.to_owned(), line: number(line, 1, u32::MAX.into())? as usize, text: text.to_owned() })
+    Ok(ReplacedLine {
+        entry: entry.to_owned(),
+        line: number(line, 1, u32::MAX.into())? as usize,
+        text: text.to_owned(),
+    })
 }
 
 pub(super) fn driver_version(text: &str) -> Result<u32, String> {

@@ -227,7 +227,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "CUDAEMU_PTX_LINE",
-        help: "what a line of PTX is replaced by when its module is loaded, as ENTRY:LINE:TEXT; line 0 begins the entry (none)",
+        help: "what a line of PTX is replaced by when its module is loaded, as ENTRY:LINE:TEXT; line 1 is the one after the entry's name (none)",
         read: |raw, text| {
             raw.replaced_line = Some(replaced_line(text)?);
             Ok(())

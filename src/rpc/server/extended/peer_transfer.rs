@@ -17,7 +17,7 @@ impl ExtendedSession<'_> {
     pub(super) fn receive_from_peer(&mut self, request: &ReceiveFromPeer) -> Result<(), SessionError> {
         let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
         let open_queue = self.queues.get_on_device(request.queue, device)?;
-        let (ledger, token) = (&self.tokens, request.token);
+        let (ledger, token, len) = (&self.tokens, request.token, region.bytes());
         ledger.check_unused(&token)?;
         let receiver = match open_queue.receiver.take() {
             Some(receiver) => receiver,
@@ -30,7 +30,7 @@ impl ExtendedSession<'_> {
         let received = open_queue.submit(|queue| ledger.receive(&receiver, queue, region, token))?;
         open_queue.receiver = Some(receiver);
         if received.is_none() {
-            ledger.discard(token);
+            ledger.discard(token, len);
         }
         Ok(())
     }

@@ -5,10 +5,10 @@ use thiserror::Error;
 use crate::device::{DeviceError, SourceError};
 use crate::rpc::server::host_memory::HostMemoryError;
 
-/// Limit of the tokens of a session that no RECEIVE_FROM_PEER has named.
+/// Limit of the tokens of a session that no RECEIVE_FROM_PEER has named, and of the tokens of ended queues that it remembers.
 pub(super) const MAX_UNUSED_TOKENS: usize = 1024;
 
-/// Limit of the tokens of failed queues and ended sessions that a server remembers.
+/// Limit of the tokens of ended sessions that a server remembers.
 pub(super) const MAX_REVOKED_TOKENS: usize = 4 * MAX_UNUSED_TOKENS;
 
 /// Limit of the tokens that one ISSUE_TOKENS may request.

@@ -1,7 +1,7 @@
 //! Transfer tokens of one session: issuing them, and binding them to the regions that receive their bytes.
 
 use crate::poison::lock;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -32,9 +32,14 @@ pub(in crate::rpc::server) struct SessionTransfers {
 struct TransfersState {
     /// Tokens that no RECEIVE_FROM_PEER has named.
     unused: HashSet<TransferToken>,
+    /// Tokens whose queue has failed or was closed, oldest first; at most [`MAX_UNUSED_TOKENS`]. Their bytes are dropped when
+    /// they arrive.
+    abandoned: VecDeque<TransferToken>,
     receivers: Vec<Weak<ReceiverShared>>,
     /// Whether receivers are closed, also future ones.
     is_closed: bool,
+    /// Whether the ledger was dropped.
+    is_revoked: bool,
 }
 
 impl SessionTransfers {
@@ -47,6 +52,20 @@ impl SessionTransfers {
         let receivers: Vec<_> = state.receivers.iter().filter_map(Weak::upgrade).collect();
         drop(state);
         receivers.iter().for_each(|receiver| receiver.fail(DeviceError::Ended));
+    }
+
+    /// Remembers a token whose bytes are dropped when they arrive: with the session, so that other ones cannot displace it, or with
+    /// the table if the session has ended.
+    pub(super) fn abandon(&self, token: TransferToken) {
+        let mut state = lock(&self.state);
+        if state.is_revoked {
+            drop(state);
+            return self.table.revoke(token);
+        }
+        state.abandoned.push_back(token);
+        let forgotten = (state.abandoned.len() > MAX_UNUSED_TOKENS).then(|| state.abandoned.pop_front()).flatten();
+        drop(state);
+        forgotten.iter().for_each(|token| self.table.remove(token));
     }
 }
 
@@ -156,18 +175,22 @@ impl TokenLedger {
         queue.wait(&TimelinePoint::new(&completed, 1)).inspect_err(|e| receiver.0.fail(e.clone()))
     }
 
-    /// Revokes an unused token after a failure of its queue.
-    pub(in crate::rpc::server) fn discard(&self, token: TransferToken) {
-        if lock(&self.0.state).unused.remove(&token) {
-            self.0.table.revoke(token);
-        }
+    /// Abandons an unused token for `len` bytes after a failure of its queue. Its bytes are dropped when they arrive.
+    pub(in crate::rpc::server) fn discard(&self, token: TransferToken, len: u64) {
+        let was_unused = lock(&self.0.state).unused.remove(&token);
+        let Some(transfer) = self.0.table.get(&token).filter(|_| was_unused) else { return };
+        // The bytes that have arrived are dropped.
+        let _ = transfer.lock().bind(len, Destination::Early(Err(DeviceError::Ended)));
+        self.0.abandon(token);
     }
 }
 
 impl Drop for TokenLedger {
     fn drop(&mut self) {
-        // Receivers revoke the other ones.
-        let unused = std::mem::take(&mut lock(&self.0.state).unused);
-        unused.into_iter().for_each(|token| self.0.table.revoke(token));
+        let mut state = lock(&self.0.state);
+        state.is_revoked = true;
+        let (unused, abandoned) = (std::mem::take(&mut state.unused), std::mem::take(&mut state.abandoned));
+        drop(state);
+        unused.into_iter().chain(abandoned).for_each(|token| self.0.table.revoke(token));
     }
 }

@@ -111,7 +111,7 @@ mod tests {
         for token in &tokens[..2] {
             ledger.receive(&receiver, &mut *queue, region.clone(), *token).unwrap();
         }
-        ledger.discard(tokens[2]);
+        ledger.discard(tokens[2], 2);
         table.redeem(&tokens[0], 0, &[1, 2]).unwrap();
         drop((receiver, ledger));
         assert_eq!((memory.held(), table.len()), (0, 0));

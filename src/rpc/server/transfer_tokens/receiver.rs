@@ -346,7 +346,7 @@ impl ReceiverShared {
         for receive in receives {
             // Before the deadline, a PEER_WRITE with one of these tokens is still legitimate: its bytes are dropped.
             if Instant::now() < receive.deadline {
-                self.session.table.revoke(receive.token);
+                self.session.abandon(receive.token);
             } else {
                 self.session.table.remove(&receive.token);
             }

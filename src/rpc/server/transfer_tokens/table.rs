@@ -3,7 +3,7 @@
 
 use crate::poison::Unpoisoned;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -138,9 +138,11 @@ pub(in crate::rpc::server) struct TokenTable(Mutex<Tokens>);
 #[derive(Default)]
 struct Tokens {
     live: HashMap<TransferToken, Arc<Transfer>>,
-    /// Tokens whose queue has failed, or whose session has ended, oldest first; at most [`MAX_REVOKED_TOKENS`]. The source server
-    /// cannot know that yet, and other transfers use the same connection, so bytes for them are dropped without an error.
-    revoked: VecDeque<TransferToken>,
+    /// Tokens whose session has ended; at most [`MAX_REVOKED_TOKENS`]. The source server cannot know that yet, and transfers to
+    /// other sessions use the same connection, so bytes for them are dropped without an error.
+    revoked: HashSet<TransferToken>,
+    /// The same tokens, oldest first.
+    by_age: VecDeque<TransferToken>,
 }
 
 impl TokenTable {
@@ -177,14 +179,16 @@ impl TokenTable {
         drop(removed);
     }
 
-    /// Removes a token whose bytes nobody waits for any more. Later PEER_WRITEs with it are ignored.
+    /// Removes a token whose session has ended. Later PEER_WRITEs with it are ignored.
     pub(super) fn revoke(&self, token: TransferToken) {
         let mut tokens = self.lock();
         let removed = tokens.live.remove(&token);
-        if removed.is_some() {
-            tokens.revoked.push_back(token);
-            if tokens.revoked.len() > MAX_REVOKED_TOKENS {
-                tokens.revoked.pop_front();
+        if removed.is_some() && tokens.revoked.insert(token) {
+            tokens.by_age.push_back(token);
+            if tokens.by_age.len() > MAX_REVOKED_TOKENS
+                && let Some(oldest) = tokens.by_age.pop_front()
+            {
+                tokens.revoked.remove(&oldest);
             }
         }
         drop(tokens);
@@ -203,7 +207,6 @@ impl TokenTable {
     pub(in crate::rpc::server) fn redeem(&self, token: &TransferToken, at: u64, data: &[u8]) -> Result<(), TokenError> {
         let tokens = self.lock();
         let Some(transfer) = tokens.live.get(token).map(Arc::clone) else {
-            // The search takes long only with tokens that authorise nothing.
             return if tokens.revoked.contains(token) { Ok(()) } else { Err(TokenError::Unknown) };
         };
         drop(tokens);
