@@ -75,7 +75,9 @@ def main() -> None:
             return run(program, plugin, None, a.seed, arch)
         with ours(a.threads, a.devices, a.binary) as server:
             results = run(program, server.endpoint, server, a.seed, arch)
-        if left := server.fallbacks() + server.faults():
+            # Before the end of the server, which does not free its memory.
+            faults = server.faults()
+        if left := server.fallbacks() + faults:
             results.append(("failed", f"{arch}: {'; '.join(left)}"))
         return results
 

@@ -136,7 +136,12 @@ fn the_hash_of_the_aarch64_tests_covers_their_inputs() {
     for (file, path) in all_sources().into_iter().filter(|(name, _)| is_listed(name.trim_end_matches(".rs"))) {
         let text = fs::read_to_string(path).unwrap();
         for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            for path in line.split("crate::").skip(1) {
+            // One path, or several in braces.
+            let paths = line.split("crate::").skip(1).flat_map(|path| match path.strip_prefix('{') {
+                Some(list) => list.split(", ").collect::<Vec<_>>(),
+                None => vec![path],
+            });
+            for path in paths {
                 let mut names =
                     path.split(|c: char| !c.is_ascii_alphanumeric() && !"_:".contains(c)).next().unwrap().split("::");
                 let path = format!("src/{}/{}", names.next().unwrap_or_default(), names.next().unwrap_or_default());
