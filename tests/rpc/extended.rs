@@ -179,6 +179,7 @@ fn a_client_that_stops_reading_is_disconnected() {
         }
     }
     eventually("the server has closed the connection", || server.handle.connections() == 0);
+    eventually("the server has logged it", || !client.warnings().is_empty());
     let lines = client.warnings();
     assert!(lines.len() == 1 && lines[0].contains("READ: stalled"), "{lines:?}");
     eventually("the server has freed the memory of the session", || server.used_bytes(0) == 0);
