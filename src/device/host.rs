@@ -56,7 +56,8 @@ impl HostBuffer {
     pub fn from_vec<T: PlainData + Send + Sync>(mut values: Vec<T>) -> HostBuffer {
         let bytes = bytes_of_mut(&mut values);
         let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
-        // The elements of a vector do not move with it, and nobody accesses them through the owner.
+        // Moving the vector into the box leaves its elements on the heap where they are. The box is dropped at the end and not read
+        // before, so `start` is the only way to the elements.
         HostBuffer { start, bytes: len, _owner: Some(Box::new(values)), reservation: None }
     }
 

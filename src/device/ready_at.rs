@@ -160,14 +160,15 @@ struct PollerState {
 
 struct PolledPoint {
     point: TimelinePoint,
-    /// Gone once nobody awaits the point.
+    /// Cannot be upgraded any more once the read that awaits the point was dropped.
     waker: Weak<SharedWaker>,
 }
 
 static POLLER: LazyLock<Poller> = LazyLock::new(Poller::default);
 
-/// Has the polling thread poll `point` until it is decided, which calls the callbacks of its timeline, or until nobody has the
-/// waker. Returns false if the system starts no thread.
+/// Adds `point` to those that the polling thread polls, until the point is reached, its queue has failed, or the read that has the
+/// waker was dropped. A poll that finds the point reached calls the callbacks of its timeline. Returns false if the system starts no
+/// thread.
 fn poll_in_background(point: &TimelinePoint, waker: &Arc<SharedWaker>) -> bool {
     let mut state = lock(&POLLER.state);
     state.points.push(PolledPoint { point: point.clone(), waker: Arc::downgrade(waker) });

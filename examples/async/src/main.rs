@@ -5,7 +5,7 @@
 //! async-sequences CPU,CPU
 //! ```
 //!
-//! Each sequence is a task: it submits a run with its state, awaits the result, and goes on with it. The thread never blocks: a
+//! Each sequence is a task: it submits a run on its state, awaits the new state, and submits the next run on that. The thread never blocks: a
 //! semaphore admits as many runs as the scheduler has in flight. The weights are in two layers, one on each device, so that the
 //! devices work on runs of different sequences at the same time.
 

@@ -12,7 +12,8 @@
 //! - Each session has a [`TokenLedger`], which issues its tokens and binds them to regions.
 //! - Each receiving queue has a [`Receiver`], which writes the bytes to its device. Bytes that arrive before their
 //!   RECEIVE_FROM_PEER are buffered in host memory, and charged to the session that issued the token.
-//! - If the receiving queue fails or its session ends, the token is revoked: bytes that arrive later are dropped without an error.
+//! - If the receiving queue fails (its tokens are abandoned) or its session ends (they are revoked), bytes that arrive later are
+//!   dropped without an error.
 //!   The source server did nothing wrong, and the same connection may carry bytes for other queues and sessions.
 //!
 //! Timing attacks: tokens are looked up in a hash map with a random key of this process. The duration of a lookup therefore
