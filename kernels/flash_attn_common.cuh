@@ -3,6 +3,7 @@
 #include "common/abi.cuh"
 
 constexpr u16 HIDDEN = 0xfc00; // -infinity: mask value of a hidden position
+constexpr u32 HIDDEN_PAIR = (u32)HIDDEN << 16 | HIDDEN;
 constexpr float LOG2E = 1.44269504f;
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000); }
@@ -57,7 +58,7 @@ struct FlashAttnArgs {
     u32 slope_steps;   // ALiBi: heads with slope slope_bases[0]^(h + 1); the rest have odd powers of slope_bases[1]
     float slope_bases[2];
     float scale, cap;
-    u32 padding;
+    u32 stages; // of the tiles of k and v in shared memory: flash_attn_blocks.cu
 };
 
 // x^n
@@ -94,4 +95,20 @@ __device__ __forceinline__ BlockPlace block_place(const FlashAttnArgs &args, u32
     const u32 groups = args.heads / args.group;
     place.head0 = x % groups * args.group, place.batch = x / groups;
     return place;
+}
+
+// Biases, or HIDDEN_PAIR. The predicates keep the compiler from branches, so that all loads of a tile are in flight together.
+__device__ __forceinline__ u32 load_pair(const u16 *at, bool wanted) {
+    u32 pair;
+    asm("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, %3; @p ld.global.u32 %0, [%1];}"
+        : "=r"(pair)
+        : "l"(__cvta_generic_to_global(at)), "r"((u32)wanted), "n"(HIDDEN_PAIR));
+    return pair;
+}
+__device__ __forceinline__ u32 load_one(const u16 *at, bool wanted) {
+    u16 bias;
+    asm("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, %3; @p ld.global.u16 %0, [%1];}"
+        : "=h"(bias)
+        : "l"(__cvta_generic_to_global(at)), "r"((u32)wanted), "n"(HIDDEN));
+    return bias;
 }

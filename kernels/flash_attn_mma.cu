@@ -1,4 +1,4 @@
-// FLASH_ATTN_EXT on tensor cores (compute capability 8.0 or later), for k and v of one type: F16, BF16, Q8_0 or Q4_0.
+// FLASH_ATTN_EXT on tensor cores (compute capability 8.0 or later), for few queries and k and v of F16 or BF16.
 //
 // A warp handles a tile of 8 queries that share their heads of k and v (consecutive heads of consecutive tokens), and tiles of 16
 // positions, with an online softmax: scores by m16n8k16 mma, their exponentials relative to the running maximum, weighted sums of
@@ -15,16 +15,10 @@
 //
 // Variants: flash_attn_mma_<type>, for each type of the MANIFEST.
 // Limits:   rows of k and v of whole groups of 64 channels, k at most 960; even addresses, any strides, between positions below
-//           2^32 bytes; q F32, mask F16 with dense rows. With F16 and blocks, q * scale must be within the range of F16.
+//           2^32 bytes; q F32, mask F16 with dense rows. With F16, q * scale must be within the range of F16.
 // Floor:    2 products per query, position and channel; k and v are read once per block.
 #include "flash_attn_common.cuh"
 #include "flash_attn_fragments.cuh"
-
-constexpr u32 MAX_WARPS = 4;
-constexpr u32 ROWS = 8; // queries per tile
-// Weights are relative to a reference, and the largest is between 2^7 and 2^15: in this range, F16 holds them and their small
-// parts. Sums are rescaled only when the largest exceeds it.
-constexpr float MIN_HEADROOM = 7.0f, MAX_HEADROOM = 15.0f;
 
 // Swizzle of the sums in shared memory: neighbouring columns of a row use different banks.
 __device__ __forceinline__ u32 sum_index(u32 i, u32 lane) { return 32 * i + (lane ^ (i & 3) << 1); }
@@ -33,7 +27,6 @@ template <class T>
 __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
     extern __shared__ uint4 shared[]; // [tile of queries][step][lane], then 8 fragments of each warp
     __shared__ float2 stats[MAX_WARPS * ROWS]; // [warp][query]: reference, total
-    using Query = typename ScoreType<T>::Type;
 
     const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warps = blockDim.x / 32;
     // The shuffle tells the compiler that the value is uniform in a warp.
@@ -52,13 +45,13 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
         const u32 group = unit >> log_tiles, tile = unit & (tiles - 1), r = min(place.first + ROWS * tile + g, rows - 1);
         const u8 *const from = args.q + r / args.group * args.qb[0] + (head0 + r % args.group) * args.qb[1] + b * args.qb[2];
         float x[8];
-        load_query<T>((const float *)from + KEY_CHANNELS * group, t, q_whole, x);
+        load_query((const float *)from + KEY_CHANNELS * group, t, q_whole, x);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             uint4 a;
             const float *const y = x + 4 * half;
-            split_pair<Query>(scale * y[0], scale * y[1], a.x, a.y);
-            split_pair<Query>(scale * y[2], scale * y[3], a.z, a.w);
+            split_pair<T>(scale * y[0], scale * y[1], a.x, a.y);
+            split_pair<T>(scale * y[2], scale * y[3], a.z, a.w);
             shared[((tile * groups + group) * 2 + half) * 32 + lane] = a;
         }
     }
@@ -149,53 +142,11 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
     for (u32 i = 0; i < SLOTS; i++) all_sums[warp * (SLOTS * 32) + sum_index(i, lane)] = Values<T>::four_sums(sums, i);
     __syncthreads();
 
-    // Threads of a query
-    const u32 log_threads = 28 - __clz(blockDim.x) - log_tiles, slot = threadIdx.x >> log_threads, query = place.first + slot;
-    if (query >= rows) return;
-    const u32 of_tile = slot / ROWS, row = slot % ROWS;
-    float factors[MAX_WARPS], all_top = minus_infinity(), all_total = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < MAX_WARPS; i++) {
-        const u32 w = of_tile + (i << log_tiles);
-        if (w < warps) all_top = fmaxf(all_top, stats[w * ROWS + row].x);
-    }
-#pragma unroll
-    for (u32 i = 0; i < MAX_WARPS; i++) {
-        const u32 w = of_tile + (i << log_tiles);
-        if (w >= warps) break;
-        const float2 stat = stats[w * ROWS + row];
-        factors[i] = weight(stat.x, all_top);
-        all_total = fmaf(factors[i], stat.y, all_total);
-    }
-    const bool is_part = gridDim.y > 1;
-    const u64 all = (u64)args.batches * args.tokens * args.heads;
-    const u32 h = head0 + query % args.group;
-    const u64 to = ((u64)b * args.tokens + query / args.group) * args.heads + h;
-    float factor = 1.0f;
-    if (!is_part) {
-        factor = normalisation(all_top, all_total, args.sinks ? args.sinks + h : nullptr);
-    } else if (place.span == 0) {
-        ((float2 *)args.stats)[blockIdx.y * all + to] = make_float2(all_top, all_total);
-    }
-    float *const out = (is_part ? args.sums + blockIdx.y * all * args.dv : args.dst) + to * args.dv + channel;
-#pragma unroll 1
-    for (u32 column = threadIdx.x & ((1 << log_threads) - 1); column < channels / 4; column += 1 << log_threads) {
+    store_results<false>(args, place, stats, [&](u32 of_warp, u32 row, u32 column) {
         u32 i, of;
         Values<T>::place(column, i, of);
-        const float4 *const from = all_sums + of_tile * (SLOTS * 32) + sum_index(i, row * 4 + of);
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (u32 w = 0; w < MAX_WARPS; w++) {
-            if (of_tile + (w << log_tiles) >= warps) break;
-            const float4 x = from[(w << log_tiles) * (SLOTS * 32)];
-            sum.x = fmaf(factors[w], x.x, sum.x), sum.y = fmaf(factors[w], x.y, sum.y);
-            sum.z = fmaf(factors[w], x.z, sum.z), sum.w = fmaf(factors[w], x.w, sum.w);
-        }
-        sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor;
-        float *const y = out + 4 * column;
-        if ((u64)out % 16 == 0) *(float4 *)y = sum;
-        else y[0] = sum.x, y[1] = sum.y, y[2] = sum.z, y[3] = sum.w;
-    }
+        return all_sums[of_warp * (SLOTS * 32) + sum_index(i, row * 4 + of)];
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 2) ENTRY(FlashAttnArgs args) { attend<KTYPE>(args); }

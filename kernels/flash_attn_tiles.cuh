@@ -8,7 +8,6 @@
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 STEP_BYTES = 16 * THREADS; // a step's fragments of queries of all warps
 constexpr u32 SCANNED_TILES = 32;  // tiles whose masks are scanned at a time: one bit each
-constexpr u32 HIDDEN_PAIR = (u32)HIDDEN << 16 | HIDDEN;
 
 // Weights are relative to a reference, and the largest is between 2^7 and 2^15: in this range, F16 holds them and those that are much
 // smaller. Sums are rescaled only when the largest exceeds it.
@@ -170,22 +169,6 @@ template <class T>
 __device__ __forceinline__ u32 finite_values(u32 word) {
     const u32 bad = add_zero_times(T(), word, 0) & 0x7fff7fff;
     return word & ((bad & 0xffff ? 0 : 0xffff) | (bad >> 16 ? 0 : 0xffff0000));
-}
-
-// Biases, or HIDDEN_PAIR. The predicates keep the compiler from branches, so that all loads of a tile are in flight together.
-__device__ __forceinline__ u32 load_pair(const u16 *at, bool wanted) {
-    u32 pair;
-    asm("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, %3; @p ld.global.u32 %0, [%1];}"
-        : "=r"(pair)
-        : "l"(__cvta_generic_to_global(at)), "r"((u32)wanted), "n"(HIDDEN_PAIR));
-    return pair;
-}
-__device__ __forceinline__ u32 load_one(const u16 *at, bool wanted) {
-    u16 bias;
-    asm("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, %3; @p ld.global.u16 %0, [%1];}"
-        : "=h"(bias)
-        : "l"(__cvta_generic_to_global(at)), "r"((u32)wanted), "n"(HIDDEN));
-    return bias;
 }
 
 // block_place, computed again where it is rarely needed: otherwise it takes registers all the time.

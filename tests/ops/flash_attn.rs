@@ -134,8 +134,12 @@ fn check(op: FlashAttn, s: Shape, types: (DType, DType), mask: Option<([usize; 4
     for on in devices() {
         let got = case.run(on).values(dst);
         let what = format!("{op:?} {s:?} {types:?} mask {mne:?} sinks {with_sinks} {}", on.name);
-        assert_close(&got, &want, 1e-4, 2e-5, &what);
-        assert!(nmse(&got, &want) < 1e-9, "{what}");
+        // With these blocks, tensor cores have weights of 11 bits.
+        let has_short_weights =
+            on.name == "CUDA" && types.0 == types.1 && [DType::Q8_0, DType::Q4_0].contains(&types.0);
+        let (relative, absolute, bound) = if has_short_weights { (1e-3, 1e-3, 1e-7) } else { (1e-4, 2e-5, 1e-9) };
+        assert_close(&got, &want, relative, absolute, &what);
+        assert!(nmse(&got, &want) < bound, "{what}");
     }
 }
 

@@ -1,7 +1,8 @@
 //! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding). On tensor cores,
-//! kernels/flash_attn_latent.cu is for V that is a view of K, kernels/flash_attn_prompt.cu for many queries and kernels/flash_attn_mma.cu
-//! for few; kernels/flash_attn.cu is for GPUs without tensor cores and for other types and sizes.
+//! kernels/flash_attn_latent.cu is for V that is a view of K, kernels/flash_attn_prompt.cu for many queries, kernels/flash_attn_mma.cu and
+//! kernels/flash_attn_blocks.cu (block types) for few; kernels/flash_attn.cu is for GPUs without tensor cores and for other types and sizes.
 
+mod blocks;
 mod latent;
 mod prompt;
 
@@ -14,6 +15,7 @@ use crate::cuda::kernel::{COUNTER_BYTES, QuantizingLaunch};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
+use blocks::BlockTypes;
 use bytemuck::{Pod, Zeroable};
 use latent::Latent;
 use prompt::{Prompt, Rows};
@@ -75,7 +77,8 @@ struct FlashAttnArgs {
     slope_bases: [f32; 2],
     scale: f32,
     cap: f32,
-    padding: u32,
+    /// Of the tiles of k and v in shared memory: flash_attn_blocks.cu.
+    stages: u32,
 }
 
 impl KernelArguments for FlashAttnArgs {
@@ -153,11 +156,12 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     let prompt = Prompt::of(&op, [k, v], mask, [tokens, queries], on.gpu.capability);
     let latent = Latent::of(&op, [k, v], queries, on);
     let kernel = latent.map(Kernel::Latent).or_else(|| prompt.map(Kernel::Prompt));
-    let kernel = kernel.unwrap_or_else(|| Kernel::of(k, v, on.gpu.capability));
+    let kernel = kernel.unwrap_or_else(|| Kernel::of(k, v, on));
     let Blocks { log_quads, octets, threads, shared, step, min_part, at_once } = match kernel {
         Kernel::Latent(latent) => latent.blocks(),
         Kernel::Prompt(prompt) => prompt.blocks(),
         Kernel::Mma => Blocks::mma(queries, dk, dv, positions, groups, on.gpu.multiprocessors),
+        Kernel::BlockTypes(types) => types.blocks(queries, [positions, dv], groups, on.gpu),
         Kernel::OfType | Kernel::AnyType => Blocks::without_mma(queries, dv),
     };
     let all_octets = dv.div_ceil(8);
@@ -205,7 +209,7 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
         // With a softcap, the kernel computes cap * tanh(score * scale / cap).
         scale: if op.softcap == 0.0 { op.scale } else { op.scale / op.softcap },
         cap: op.softcap,
-        padding: 0,
+        stages: if let Kernel::BlockTypes(types) = kernel { types.stages } else { 0 },
     };
     let pointers = [Ptr::Src(0), k_rows.at, v_rows.at, Ptr::Src(3), Ptr::Src(4), Ptr::Dst, at[0], at[1]];
     let grid = Grid::of([columns, parts, 1], threads).with_shared(shared);
@@ -213,7 +217,7 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     let (stem, name) = match kernel {
         Kernel::Latent(latent) => (latent.entry(), latent.entry()),
         Kernel::Prompt(prompt) => (prompt.entry(), prompt.entry()),
-        Kernel::Mma => (format!("flash_attn_{name}"), format!("flash_attn_mma_{name}")),
+        Kernel::Mma | Kernel::BlockTypes(_) => (format!("flash_attn_{name}"), format!("flash_attn_mma_{name}")),
         Kernel::OfType => (format!("flash_attn_{name}"), format!("flash_attn_{name}")),
         Kernel::AnyType => ("flash_attn".to_owned(), "flash_attn_any".to_owned()),
     };
@@ -257,6 +261,8 @@ enum Kernel {
     Prompt(Prompt),
     /// `flash_attn_mma_<type>`, on tensor cores.
     Mma,
+    /// The same for block types.
+    BlockTypes(BlockTypes),
     /// `flash_attn_<type>`.
     OfType,
     /// `flash_attn_any`.
@@ -264,16 +270,22 @@ enum Kernel {
 }
 
 impl Kernel {
-    fn of(k: &TensorDesc, v: &TensorDesc, capability: u32) -> Kernel {
+    fn of(k: &TensorDesc, v: &TensorDesc, on: &NodeOnGpu<'_>) -> Kernel {
         let (dtype, [dk, ..], [dv, ..]) = (k.dtype(), k.ne(), v.ne());
         if dtype != v.dtype() || !dtype.can(Capability::Cache) {
             return Kernel::AnyType;
         }
-        let has_mma = matches!(dtype, DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0);
         let are_whole = [dk, dv].iter().all(|n| n.is_multiple_of(MMA_CHANNELS)) && dk <= MAX_MMA_KEY_CHANNELS;
         // The kernels take the strides of positions as 32 bits.
         let are_near = [k, v].iter().all(|t| u32::try_from(t.nb()[1]).is_ok());
-        if has_mma && are_whole && are_near && capability >= MIN_MMA_CAPABILITY { Kernel::Mma } else { Kernel::OfType }
+        if !are_whole || !are_near || on.gpu.capability < MIN_MMA_CAPABILITY {
+            return Kernel::OfType;
+        }
+        match dtype {
+            DType::F16 | DType::BF16 => Kernel::Mma,
+            DType::Q8_0 | DType::Q4_0 => BlockTypes::of(k, v).map_or(Kernel::OfType, Kernel::BlockTypes),
+            _ => Kernel::OfType,
+        }
     }
 }
 
@@ -305,11 +317,8 @@ impl Blocks {
 
     /// `groups`: blocks of the grid for a tile of queries and a span of channels, without a split.
     fn mma(queries: u32, dk: u32, dv: u32, positions: u32, groups: u64, multiprocessors: u32) -> Blocks {
-        // Tiles of queries per block: 1 << log_tiles, at most one per warp.
         let query_bytes = MMA_QUERY_BYTES * dk;
-        let fits =
-            |n: u32| 1 << n <= MMA_WARPS && MMA_QUERIES << (n - 1) < queries && query_bytes << n <= MAX_MMA_QUERY_BYTES;
-        let log_tiles = (1..).take_while(|&n| fits(n)).last().unwrap_or(0);
+        let log_tiles = log_tiles(queries, MMA_WARPS, |n| query_bytes << n <= MAX_MMA_QUERY_BYTES);
         let tiles = queries.div_ceil(MMA_QUERIES << log_tiles);
         let columns = u64::from(tiles) * u64::from(dv.div_ceil(8 * MMA_OCTETS)) * groups;
         let step = |warps: u32| (MMA_TILE * warps) >> log_tiles;
@@ -327,6 +336,11 @@ impl Blocks {
             at_once: 2,
         }
     }
+}
+
+/// Tiles of queries per block, as a power of two: at most one per warp, and as many as fit.
+fn log_tiles(queries: u32, warps: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    (1..).take_while(|&n| 1 << n <= warps && MMA_QUERIES << (n - 1) < queries && fits(n)).last().unwrap_or(0)
 }
 
 /// Split-K: the number of parts of the positions, and the positions per part, for a grid of `columns` blocks without a split on a
@@ -351,9 +365,12 @@ mod tests {
     fn constants_are_those_of_the_kernels() {
         let expected = [("POSITIONS", POSITIONS.into()), ("PARTS", MAX_PARTS)];
         assert_constants(include_str!("../../../kernels/flash_attn.cu"), &expected);
-        let expected = [("ROWS", MMA_QUERIES.into()), ("MAX_WARPS", MMA_WARPS.into())];
-        assert_constants(include_str!("../../../kernels/flash_attn_mma.cu"), &expected);
-        let expected = [("TILE", MMA_TILE.into()), ("SPAN", u64::from(8 * MMA_OCTETS))];
-        assert_constants(include_str!("../../../kernels/flash_attn_fragments.cuh"), &expected);
+        let expected = [
+            ("ROWS", MMA_QUERIES.into()),
+            ("MAX_WARPS", MMA_WARPS.into()),
+            ("TILE", MMA_TILE.into()),
+            ("SPAN", u64::from(8 * MMA_OCTETS)),
+        ];
+        assert_constants(include_str!("../../../kernels/flash_attn_warps.cuh"), &expected);
     }
 }
