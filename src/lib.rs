@@ -72,12 +72,13 @@
 //! ```
 //!
 //! Where to go from here:
+//! - From a model file to text, on any devices, in some 230 lines: docs/runtime.md and `examples/runtime`.
 //! - Several runs in flight (pipeline parallelism), observers, an abort flag, comparing two devices: [`sched`].
 //! - Results without a thread that waits: [`device::PendingRead`] and [`sched::Scheduler::mark`] are futures for any executor.
 //!   `examples/async` runs 64 sequences on one thread of tokio.
-//! - Many weights in few buffers: [`device::TensorMemory`]; weights in mapped files: [`device::MappedFile`] and
-//!   [`device::ImportHost`]; model files: [`gguf`].
-//! - Servers, timeouts and reconnecting: `rpc::client`. A runtime that survives the loss of a server: `examples/generate`.
+//! - Model files, split ones too, and loading or mapping their weights on many devices at once: [`weights`]. Below it: [`gguf`] parses
+//!   files, [`device::TensorMemory`] puts many tensors into few buffers, [`device::MappedFile`] maps files for [`device::ImportHost`].
+//! - Servers and timeouts: `rpc::client`. Surviving the loss of a server: `recovery`; a runtime that does: `examples/generate`.
 //! - A device of your own: [`device`] is the contract. [`device::noop`] is the smallest example. [`self_test`] compares each op of a
 //!   device with an exact CPU.
 //!
@@ -123,7 +124,8 @@
 //! |---|---|
 //! | `cuda` | `cuda`: NVIDIA's GPUs, with their kernels as PTX in the library. The CUDA driver is loaded when the program runs |
 //! | `server` | `rpc::server`: offers devices of this machine to clients over the network |
-//! | `client` | `rpc::client`: devices of servers; `host:port` in the lists of [`registry`] |
+//! | `client` | `rpc::client`: devices of servers; `host:port` in the lists of [`registry`]; `recovery` from lost servers |
+//! | `safetensors` | safetensors files, beside GGUF, in [`weights`] |
 //! | `cli` | the dependencies of the program `rpc-server`: command line, log, signals. It is built with `server`, `client` and `cli` |
 //!
 //! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
@@ -133,9 +135,10 @@
 //! enforces it.
 //! ```text
 //! bin/rpc-server      examples/generate
+//!                     recovery
 //! rpc::relay          registry
 //! rpc::server         rpc::client         sched
-//! rpc::connection                         cpu, cuda, fallback, self_test
+//! rpc::connection                         cpu, cuda, fallback, self_test, weights
 //! rpc::wire           rpc::transport      device
 //!                                         graph
 //! gguf                                    ops
@@ -183,6 +186,8 @@ pub mod ops;
 mod poison;
 #[doc(hidden)] // of rpc-server
 pub mod printable;
+#[cfg(feature = "client")]
+pub mod recovery;
 pub mod registry;
 #[cfg(any(feature = "server", feature = "client"))]
 pub mod rpc;
@@ -192,6 +197,7 @@ mod setters;
 mod size;
 mod sync;
 pub mod tensor;
+pub mod weights;
 
 /// This build: the crate's version and, in a checkout, the revision.
 pub const VERSION: &str = env!("FANOUT_VERSION");

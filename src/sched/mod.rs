@@ -236,8 +236,8 @@ impl SchedError {
         SchedError::Device { device: device.to_owned(), error }
     }
 
-    /// The device's error that this error reports, and the name of the device.
-    fn device_failure(&self) -> Option<(&str, &DeviceError)> {
+    /// The name of the device whose failure this error reports, and the failure.
+    pub fn device_failure(&self) -> Option<(&str, &DeviceError)> {
         match self {
             SchedError::Device { device, error } | SchedError::RunIncomplete { stopped_by: Some((device, error)) } => {
                 Some((device, error))

@@ -146,6 +146,22 @@ impl TensorDesc {
         Self::strided(self.dtype, ne, nb)
     }
 
+    /// The first `rows` rows of heads that lie side by side, as a matrix for each head: what attention reads of a KV cache. A tensor
+    /// `[width * heads, n, sequences]` becomes `[width, rows, heads, sequences]`.
+    ///
+    /// # Errors
+    /// [`DescError::Reshape`] when a row is not a whole number of heads, or when there are fewer rows; as [`TensorDesc::strided`].
+    pub fn heads(&self, width: usize, rows: usize) -> Result<Self, DescError> {
+        let heads = self.ne[0].checked_div(width).unwrap_or(0);
+        let ne = [width, rows, heads, self.ne[2]];
+        if width.checked_mul(heads) != Some(self.ne[0]) || rows > self.ne[1] || self.ne[3] != 1 {
+            return Err(DescError::Reshape { from: self.ne, to: ne });
+        }
+        let head = self.nb[0].checked_mul(width / self.dtype.block_len());
+        let head = head.ok_or(DescError::TooLarge { dtype: self.dtype, ne, nb: self.nb })?;
+        Self::strided(self.dtype, ne, [self.nb[0], self.nb[1], head, self.nb[2]])
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -301,6 +317,22 @@ mod tests {
             );
         }
         assert!(matches!(TensorDesc::contiguous(DType::Q4_K, [128, 1, 1, 1]), Err(DescError::PartialBlock { .. })));
+    }
+
+    #[test]
+    fn heads_are_those_of_the_permuted_tensor() {
+        for dtype in [DType::F16, DType::Q8_0] {
+            let cache = TensorDesc::contiguous(dtype, [64 * 3, 5, 2]).unwrap();
+            let all = TensorDesc::contiguous(dtype, [64, 3, 5, 2]).unwrap().permuted([0, 2, 1, 3]).unwrap();
+            assert_eq!(cache.heads(64, 5), Ok(all));
+            let first = cache.heads(64, 4).unwrap();
+            assert_eq!((first.ne(), first.nb()), ([64, 4, 3, 2], all.nb()));
+            for (width, rows) in [(0, 5), (128, 5), (64, 6)] {
+                assert!(matches!(cache.heads(width, rows), Err(DescError::Reshape { .. })), "{width} {rows}");
+            }
+        }
+        let cache = TensorDesc::contiguous(DType::Q8_0, [64, 5]).unwrap();
+        assert_eq!(cache.heads(16, 5), Err(DescError::PartialBlock { dtype: DType::Q8_0, ne0: 16 }));
     }
 
     #[test]

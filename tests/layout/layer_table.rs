@@ -40,6 +40,11 @@ const BELOW_SERVER: &[Layer] = &[
         &["fastrand"],
     ),
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
+    layer(
+        "weights",
+        &["io_hint", "tensor", "gguf", "device", "blake3", "safetensors", "io"],
+        &["cpu", "fastrand", "files"],
+    ),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("self_test", &["tensor", "ops", "graph", "device", "fastrand"], &["cpu"]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
@@ -180,4 +185,5 @@ const ABOVE_SERVER: &[Layer] = &[
     layer("sched::compare", &["graph", "device", "sched", "sched::task", "sched::exec", "crossbeam"], &[]),
     // Backends without a row are inserted here by backends.rs; the registry may use all of them.
     layer("registry", &["setters", "size", "device", "cpu", "fallback", "rpc::client", "io"], &[]),
+    layer("recovery", &["device", "weights", "sched", "rpc::client", "registry"], &["io"]),
 ];

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::model_file::part_paths;
 use anyhow::{Context, anyhow};
+use fanout::weights::ModelFile;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
@@ -112,7 +112,7 @@ impl HubModel {
             Some(quant) => of(quant),
             None => of(USUAL).or_else(|| models(names).next()),
         }?;
-        let parts = part_paths(Path::new(first)).unwrap_or_else(|| vec![PathBuf::from(first)]);
+        let parts = ModelFile::paths(first);
         Some(parts.iter().map(|path| path.display().to_string()).collect())
     }
 

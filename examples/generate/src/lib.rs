@@ -2,10 +2,10 @@
 //!
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! - Input: [`args`] is the command line, [`hub`] downloads a model, [`model_file`] maps it, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
+//! - Input: [`args`] is the command line, [`hub`] downloads a model, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
 //!   metadata that [`fanout::gguf`] parses, and [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
-//! - Weights: [`fused`] cuts matrices that a file has fused, [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
-//!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
+//! - Weights: [`fused`] cuts matrices that a file has fused, [`tensor_names`] lists the tensors of each architecture. [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates
+//!   tensors, and loads weights by [`fanout::weights`].
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
 //!   [`parallel`] replies to many prompts at once.
 //! - Planning: [`plan`] measures devices and links, and lets fanout's planner choose the placement (`--plan`, `--auto`).
@@ -26,9 +26,7 @@ pub mod hub;
 pub mod interrupt;
 pub mod link_traffic;
 pub mod load;
-pub mod load_by_digest;
 pub mod model;
-pub mod model_file;
 pub mod models;
 pub mod parallel;
 pub mod perplexity;

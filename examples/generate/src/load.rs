@@ -1,45 +1,24 @@
-//! Weight loading: allocates a model's tensors on their devices and uploads the weights, with one thread per device.
-//!
-//! A server that may have the weights on its own disk first gets their digests ([`load_by_digest`]); only the weights that it
-//! lacks are sent.
+//! Allocates a model's tensors on their devices, and loads the weights among them ([`fanout::weights`]).
 
 use crate::hparams::HParams;
-use crate::load_by_digest::{self, LoadProgress};
 use crate::model::{CacheOptions, Model, ModelError, SequenceCache, StoredTensor};
-use crate::model_file::{ModelFile, locate};
 use crate::placement::{PlacedWeight, Placement};
-use crate::progress::{LoadStats, Progress, Unit};
-use fanout::device::{
-    Device, DeviceError, MappedFile, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource,
-};
-use fanout::gguf::Gguf;
+use crate::progress::{Progress, Task, Unit};
+use fanout::device::{Device, DeviceError, MemoryBudget, Region, TensorMemory};
 use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::{StoredPart, TensorGroup, TensorSplit, TensorSplitError};
 use fanout::tensor::TensorDesc;
-use std::collections::HashMap;
+use fanout::weights::{self, LoadJob, LoadOptions, LoadProgress, LoadStats, Weights, WeightsError};
 use std::sync::{Arc, OnceLock};
-use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Bytes copied between two updates of the progress bar.
-const COPY_CHUNK_BYTES: u64 = 8 << 20;
-
-/// Deadline for the uploads that are still in flight after the last one was submitted, for each reply of a load by digest, and for
-/// clearing the caches of a device.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Deadline for clearing the caches of a device.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Loading a model failed.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// A device failed.
-    #[error("{device}: {error}")]
-    Device {
-        /// The device's name.
-        device: String,
-        /// The device's error.
-        error: DeviceError,
-    },
     /// The KV cache has an invalid layout for the model.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -49,61 +28,9 @@ pub enum LoadError {
     /// The placement names a tensor that the file lacks.
     #[error("tensor {0:?} is not in the file")]
     NoTensor(String),
-    /// The file cannot be mapped again.
-    #[error("the weights cannot be mapped: {0}")]
-    Map(#[from] std::io::Error),
-    /// The loading thread panicked: a bug.
-    #[error("the thread that loads {0} panicked (a bug)")]
-    Thread(String),
-}
-
-/// The weights in a model file, by name.
-#[derive(Debug)]
-pub struct Weights<'a>(HashMap<&'a str, Weight<'a>>);
-
-/// A weight in the file: its bytes, where they begin, and its digest once computed.
-#[derive(Debug)]
-pub struct Weight<'a> {
-    bytes: &'a [u8],
-    /// Number of the file, for a split model.
-    part: usize,
-    offset: u64,
-    digest: OnceLock<[u8; 32]>,
-}
-
-impl<'a> Weights<'a> {
-    /// The weights of the parsed model, which borrow from its mapped files.
-    pub fn new(file: &'a ModelFile, gguf: &'a Gguf<'_>) -> Weights<'a> {
-        let parts: Vec<&[u8]> = file.parts().iter().map(MappedFile::bytes).collect();
-        Weights::of_parts(&parts, gguf)
-    }
-
-    /// The weights in the bytes of one file, or of all parts of a split model.
-    pub fn of_parts(parts: &[&'a [u8]], gguf: &'a Gguf<'_>) -> Weights<'a> {
-        let tensors = gguf.tensors.iter().filter_map(|info| {
-            let (part, bytes) = locate(parts, info.bytes.clone())?;
-            let (bytes, offset) = (parts[part].get(bytes.clone())?, bytes.start as u64);
-            Some((&*info.name, Weight { bytes, part, offset, digest: OnceLock::new() }))
-        });
-        Weights(tensors.collect())
-    }
-
-    /// The weight with this name.
-    pub fn get(&self, name: &str) -> Option<&Weight<'a>> {
-        self.0.get(name)
-    }
-}
-
-impl Weight<'_> {
-    /// Length in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    /// BLAKE3 digest of the bytes, computed on the first call.
-    pub fn digest(&self) -> [u8; 32] {
-        *self.digest.get_or_init(|| *blake3::hash(self.bytes).as_bytes())
-    }
+    /// A device failed, or the weights cannot be mapped.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
 }
 
 /// The placed model with no memory allocated yet. Graphs of it can be planned, so that the memory check runs before any load.
@@ -143,41 +70,33 @@ pub fn load(
     budget: &Arc<MemoryBudget>,
     progress: Progress,
 ) -> Vec<Result<LoadStats, LoadError>> {
-    let name = |device: &Arc<dyn Device>| device.info().name.clone();
-    let failed = |device: &Arc<dyn Device>, error| LoadError::Device { device: name(device), error };
+    let mut refused = Vec::new();
     let jobs = devices.iter().enumerate().map(|at| {
-        let jobs = allocate(model, weights, (placement, split), at, budget)?;
-        // A device that has nothing to load needs no queue.
-        let queue = if jobs.is_empty() { None } else { Some(at.1.queue(budget).map_err(|error| failed(at.1, error))?) };
-        Ok((jobs, queue))
+        let jobs = allocate(model, weights, (placement, split), at, budget);
+        let (jobs, error) = jobs.map_or_else(|error| (Vec::new(), Some(error)), |jobs| (jobs, None));
+        refused.push(error);
+        jobs
     });
-    let mut jobs: Vec<Result<_, LoadError>> = jobs.collect();
-    let queues = jobs.iter_mut().flatten().filter_map(|(_, queue)| queue.as_mut());
-    let loading = queues.filter_map(|queue| queue.load_by_digest()).count();
-    let loaded: Vec<_> = std::thread::scope(|scope| {
-        let threads = devices.iter().zip(jobs).map(|(device, jobs)| {
-            scope.spawn(move || {
-                let (jobs, Some(queue)) = jobs? else { return Ok(LoadStats::default()) };
-                load_device_weights(&**device, queue, &jobs, load_by_digest::hash_threads(loading), progress)
-                    .map_err(|error| failed(device, error))
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let join = |(thread, device): (ScopedJoinHandle<'_, _>, _)| {
-            thread.join().unwrap_or_else(|_| Err(LoadError::Thread(name(device))))
-        };
-        threads.into_iter().zip(devices).map(join).collect()
-    });
+    let jobs: Vec<_> = jobs.collect();
+    let bars: Vec<_> = devices.iter().zip(&jobs).map(|(device, jobs)| LoadBars::new(progress, device, jobs)).collect();
+    let show = |event| match event {
+        LoadProgress::Hashed { device, bytes } => bars[device].hashed(progress, bytes),
+        LoadProgress::Loaded { device, bytes } => bars[device].loading.iter().for_each(|bar| bar.add(bytes)),
+        _ => {}
+    };
+    let loaded = weights::load(devices, &jobs, budget, &LoadOptions::default().with_progress(&show));
+    let result = |(refused, loaded): (Option<LoadError>, Result<_, WeightsError>)| match refused {
+        Some(error) => Err(error),
+        None => loaded.map_err(LoadError::from),
+    };
+    let loaded: Vec<_> = refused.into_iter().zip(loaded).map(result).collect();
     let failed = loaded.iter().enumerate().filter(|(_, loaded)| loaded.is_err());
     failed.for_each(|(device, _)| unload(model, split, device));
     loaded
 }
 
-/// Gives the weights of a device the pages of the mapped files as their memory, read-only: see [`ImportHost::import_read_only`].
-/// Nothing is read or copied. Returns the bytes of the device's weights; 0 for a device that cannot use the host's memory. The
-/// weights of such devices, and parts that are not consecutive bytes of the file, are left to [`load`].
-///
-/// [`ImportHost::import_read_only`]: fanout::device::ImportHost::import_read_only
+/// Gives the weights of a device the pages of the mapped files as their memory ([`Weights::map`]). Nothing is read or copied. Returns
+/// the bytes of the device's weights; 0 for a device that cannot use the host's memory. What cannot be mapped is left to [`load`].
 ///
 /// # Errors
 /// The file cannot be mapped again, or the device refuses it.
@@ -185,25 +104,19 @@ pub fn map_weights(
     model: &mut Model,
     weights: &Weights<'_>,
     (placement, split): (&Placement, &TensorSplit),
-    file: &ModelFile,
     (number, device): (usize, &dyn Device),
 ) -> Result<u64, LoadError> {
-    let failed = |error| LoadError::Device { device: device.info().name.clone(), error };
-    let Some(import) = device.import_host() else { return Ok(0) };
-    let buffer = |part: &MappedFile| import.import_read_only(part.map_read_only(0..part.len())?).map_err(failed);
-    let buffers = file.parts().iter().map(buffer).collect::<Result<Vec<_>, _>>()?;
+    let Some(pages) = weights.map(device)? else { return Ok(0) };
     let mut bytes = 0;
     for placed in &placement.weights {
         let Some(rank) = rank_of(split, placed.group, number) else { continue };
         let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
         let part = part(split, &placed.name, rank)?;
         if let Some(stored) = model.weights.get_mut(&placed.name)
-            && part.runs.count() == 1
-            && let Some(buffer) = buffers.get(weight.part)
+            && let Some(region) = pages.region(weight, part.runs)
         {
-            let (offset, part_bytes) = (weight.offset + part.runs.offset(), part.runs.bytes());
-            stored.regions[rank] = Some(buffer.region(offset, part_bytes).map_err(failed)?);
-            bytes += part_bytes;
+            bytes += region.bytes();
+            stored.regions[rank] = Some(region);
         }
     }
     Ok(bytes)
@@ -232,7 +145,7 @@ pub fn forget_cells(model: &mut Model) {
 /// queues of a device are not ordered. Without this, NaN in the cells of sequences that have left would reach other sequences.
 ///
 /// # Errors
-/// [`LoadError::Device`].
+/// [`LoadError::Weights`].
 pub fn clear_caches(
     model: &Model,
     split: &TensorSplit,
@@ -240,7 +153,7 @@ pub fn clear_caches(
     budget: &Arc<MemoryBudget>,
 ) -> Result<(), LoadError> {
     for (number, device) in devices.iter().enumerate() {
-        let failed = |error| LoadError::Device { device: device.info().name.clone(), error };
+        let failed = |error| failed_on(&**device, error);
         // Memory that is not allocated is zeroed when it is.
         let of_device = |stored: &StoredTensor| stored.regions.get(rank_of(split, stored.group, number)?)?.clone();
         let layers = model.caches.iter().flat_map(|cache| &cache.layers);
@@ -251,7 +164,7 @@ pub fn clear_caches(
         }
         let mut queue = device.queue(budget).map_err(failed)?;
         regions.into_iter().try_for_each(|region| queue.fill(region, 0)).map_err(failed)?;
-        queue.mark().wait(Some(Instant::now() + LOAD_TIMEOUT)).map_err(failed)?;
+        queue.mark().wait(Some(Instant::now() + CLEAR_TIMEOUT)).map_err(failed)?;
     }
     Ok(())
 }
@@ -264,6 +177,10 @@ pub fn cache_bytes(model: &Model, split: &TensorSplit, (number, device): (usize,
         device.alloc_size(&part.desc).checked_next_multiple_of(device.info().alignment.max(1)).unwrap_or(u64::MAX)
     };
     parts.fold(0, |sum: u64, part| sum.saturating_add(aligned(part)))
+}
+
+fn failed_on(device: &dyn Device, error: DeviceError) -> LoadError {
+    WeightsError::Device { device: device.info().name.clone(), error }.into()
 }
 
 /// The rank of a device in a group, if it is in the group.
@@ -284,7 +201,7 @@ fn allocate<'a>(
     (placement, split): (&'a Placement, &TensorSplit),
     (number, device): (usize, &Arc<dyn Device>),
     budget: &Arc<MemoryBudget>,
-) -> Result<Vec<WeightJob<'a>>, LoadError> {
+) -> Result<Vec<LoadJob<'a>>, LoadError> {
     let lacks = |stored: &StoredTensor| {
         rank_of(split, stored.group, number).filter(|&rank| stored.regions.get(rank).is_some_and(Option::is_none))
     };
@@ -305,7 +222,7 @@ fn allocate<'a>(
     }
     let parts = placed.iter().map(|(_, _, part)| part).chain(caches.iter().map(|(_, _, part)| part));
     let descs: Vec<TensorDesc> = parts.map(|part| part.desc).collect();
-    let failed = |error| LoadError::Device { device: device.info().name.clone(), error };
+    let failed = |error| failed_on(&**device, error);
     let memory = TensorMemory::new(&**device, descs, budget).map_err(failed)?;
     let (of_weights, of_caches) = memory.regions().split_at(placed.len());
     for ((stored, rank, _), region) in caches.iter_mut().zip(of_caches) {
@@ -314,7 +231,7 @@ fn allocate<'a>(
     let mut jobs = Vec::with_capacity(placed.len());
     for ((placed, rank, part), region) in placed.into_iter().zip(of_weights) {
         let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-        jobs.push(WeightJob { name: &placed.source, part, region: region.clone(), weight });
+        jobs.push(LoadJob { weight, runs: part.runs, desc: part.desc, region: region.clone() });
         if let Some(stored) = model.weights.get_mut(&placed.name) {
             stored.regions[rank] = Some(region.clone());
         }
@@ -322,65 +239,28 @@ fn allocate<'a>(
     Ok(jobs)
 }
 
-/// A weight, or a part of one, to load into device memory.
-pub struct WeightJob<'a> {
-    /// Name in the file.
-    pub name: &'a str,
-    /// The part of the weight, with its type and shape.
-    pub part: StoredPart,
-    /// Destination on the device.
-    pub region: Region,
-    /// Source in the file.
-    pub weight: &'a Weight<'a>,
+/// The progress of loading a device.
+struct LoadBars {
+    device: String,
+    /// `None` for a device that has nothing to load.
+    loading: Option<Task>,
+    to_hash: u64,
+    /// Starts with the first weight that is hashed.
+    hashing: OnceLock<Task>,
 }
 
-/// Loads weights onto a device: by digest where the device supports it, and by upload for every weight that it does not find.
-/// Up to `threads` threads compute digests.
-///
-/// # Errors
-/// Any error of the device; [`DeviceError::Deadline`] if the last uploads or a reply take longer than 10 minutes.
-pub fn load_device_weights(
-    device: &dyn Device,
-    mut queue: Box<dyn Queue>,
-    jobs: &[WeightJob<'_>],
-    threads: usize,
-    progress: Progress,
-) -> Result<LoadStats, DeviceError> {
-    let name = &device.info().name;
-    let bar = progress.start(format!("loading {name}"), Unit::Bytes, jobs.iter().map(|job| job.region.bytes()).sum());
-    let mut found = Vec::new();
-    if let Some(loads) = queue.load_by_digest() {
-        let to_hash = jobs.iter().map(|job| job.weight.bytes()).sum();
-        let hashing = progress.start(format!("hashing for {name}"), Unit::Bytes, to_hash);
-        let progress = LoadProgress { hashed: &|bytes| hashing.add(bytes), found: &|bytes| bar.add(bytes) };
-        found = load_by_digest::load_weights_by_digest(loads, jobs, threads, LOAD_TIMEOUT, progress)?;
+impl LoadBars {
+    fn new(progress: Progress, device: &Arc<dyn Device>, jobs: &[LoadJob<'_>]) -> LoadBars {
+        let device = device.info().name.clone();
+        let (bytes, to_hash) = jobs.iter().fold((0, 0), |(bytes, to_hash), job| {
+            (bytes + job.region.bytes(), to_hash + job.weight.bytes().len() as u64)
+        });
+        let loading = (bytes > 0).then(|| progress.start(format!("loading {device}"), Unit::Bytes, bytes));
+        LoadBars { device, loading, to_hash, hashing: OnceLock::new() }
     }
-    let is_found = |number: usize| found.get(number).copied().unwrap_or(false);
-    let from_disk = jobs.iter().enumerate().filter(|&(number, _)| is_found(number));
-    let from_disk = from_disk.map(|(_, job)| job.region.bytes()).sum();
-    for (_, job) in jobs.iter().enumerate().filter(|&(number, _)| !is_found(number)) {
-        let (region, desc) = (&job.region, &job.part.desc);
-        // Zero copy: a connection sends directly from the mapped file, so this thread does not copy the bytes first.
-        let runs = &job.part.runs;
-        if device.link_stats().is_some()
-            && runs.count() == 1
-            && let Some(bytes) = job.weight.bytes.get(runs.offset() as usize..runs.end() as usize)
-        {
-            queue.upload(region.clone(), Some(desc), UploadSource::Borrowed(bytes))?;
-            bar.add(region.bytes());
-            continue;
-        }
-        let mut reader = runs.reader(job.weight.bytes).map_err(|_| DeviceError::Misuse("the file is too short"))?;
-        // Copies from the mapped file into the device's memory or staging buffer, without a buffer in between.
-        let mut write = |to: &mut [u8]| {
-            for chunk in to.chunks_mut(COPY_CHUNK_BYTES as usize) {
-                reader.read(chunk).map_err(SourceError::new)?;
-                bar.add(chunk.len() as u64);
-            }
-            Ok(())
-        };
-        queue.upload(region.clone(), Some(desc), UploadSource::Writer(&mut write))?;
+
+    fn hashed(&self, progress: Progress, bytes: u64) {
+        let start = || progress.start(format!("hashing for {}", self.device), Unit::Bytes, self.to_hash);
+        self.hashing.get_or_init(start).add(bytes);
     }
-    queue.mark().wait(Some(Instant::now() + LOAD_TIMEOUT))?;
-    Ok(LoadStats { from_server_disk: from_disk, ..bar.finish() })
 }

@@ -14,12 +14,12 @@ use clap::{CommandFactory, FromArgMatches};
 use env_logger::{Target, WriteStyle};
 use fanout::printable::printable_line;
 use fanout::registry::RegistryError;
+use fanout::weights::ModelFile;
 use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
 use generate::fused::split_fused;
 use generate::hparams::HParams;
 use generate::interrupt::Interrupt;
-use generate::model_file::ModelFile;
 use generate::models::ModelTable;
 use generate::summary::Summary;
 use generate::tensor_names;
@@ -115,7 +115,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let path = args.model().display().to_string();
     let file = ModelFile::open(args.model())?;
-    let mut gguf = file.parse()?;
+    let mut gguf = file.parse_gguf()?;
     let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
         return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);

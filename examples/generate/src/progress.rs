@@ -121,40 +121,12 @@ impl Task {
             console::message(format_args!("{}: {status}", self.name));
         }
     }
-
-    /// Ends the task; returns what was done and the time.
-    pub fn finish(self) -> LoadStats {
-        LoadStats { bytes: self.bar.position(), from_server_disk: 0, time: self.start.elapsed() }
-    }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
         console::bars().remove(&self.bar);
-    }
-}
-
-/// Bytes and time of loading a device's weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LoadStats {
-    /// Bytes of weights.
-    pub bytes: u64,
-    /// The part of `bytes` that the server loaded from its own disk.
-    pub from_server_disk: u64,
-    /// Time from the start of the load to its end.
-    pub time: Duration,
-}
-
-impl LoadStats {
-    /// The part of `bytes` that was uploaded.
-    pub fn sent(&self) -> u64 {
-        self.bytes.saturating_sub(self.from_server_disk)
-    }
-
-    /// Rate in MB/s (10^6 bytes); `None` if there is nothing to measure.
-    pub fn rate(&self) -> Option<f64> {
-        per_second(self.bytes, self.time).map(|rate| rate / 1e6)
     }
 }
 
@@ -174,7 +146,7 @@ mod tests {
             a.add(60);
             b.add(50);
             a.add(40);
-            assert_eq!((a.finish().bytes, b.finish().bytes), (100, 50));
+            assert_eq!((a.bar.position(), b.bar.position()), (100, 50));
         }
     }
 
@@ -191,12 +163,5 @@ mod tests {
         for (unit, done, total, seconds, expected) in cases {
             assert_eq!(unit.status(done, total, Duration::from_secs(seconds)), expected);
         }
-    }
-
-    #[test]
-    fn rates_are_in_millions_of_bytes() {
-        let loaded = LoadStats { bytes: 3_000_000, from_server_disk: 0, time: Duration::from_millis(500) };
-        assert_eq!(loaded.rate(), Some(6.0));
-        assert_eq!(LoadStats::default().rate(), None);
     }
 }

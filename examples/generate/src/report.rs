@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use fanout::weights::LoadStats;
 use serde_json::{Value, json};
 
 use crate::link_traffic::{LinkTraffic, Phase, ServerTraffic};
-use crate::progress::LoadStats;
 
 /// Results and measurements of a whole run.
 #[derive(Clone, Debug, Default)]

@@ -13,13 +13,12 @@ use crate::console;
 use crate::engine::{self, Engine, EngineOptions};
 use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
-use crate::load::{self, Weights};
+use crate::load;
 use crate::model::{KV_PAD, Model, cache_names};
-use crate::model_file::ModelFile;
 use crate::placed_model::PlacedModel;
 use crate::placement::Placement;
-use crate::progress::{LoadStats, Progress, Unit};
-use crate::recover::{Loss, LostServer, RetryBudgets, endpoint, find_loss};
+use crate::progress::{Progress, Unit};
+use crate::recover::{LostServer, find_loss};
 use crate::report::{self, GraphStats, LossStats, Report};
 use crate::sample::Sampler;
 use crate::timed_device::TimedDevice;
@@ -27,14 +26,15 @@ use crate::token_history::TokenHistory;
 use anyhow::Context;
 use fanout::device::{Device, MemoryBudget};
 use fanout::gguf::Gguf;
+use fanout::recovery::{Loss, RetryBudgets};
 use fanout::sched::tensor_group::TensorSplit;
+use fanout::weights::{LoadStats, ModelFile, Weights};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A model spread over devices, and one sequence of tokens.
 pub struct Session<'a> {
     args: &'a Args,
-    file: &'a ModelFile,
     weights: Weights<'a>,
     opener: DeviceOpener,
     timed_devices: Vec<Arc<TimedDevice>>,
@@ -79,7 +79,7 @@ impl<'a> Session<'a> {
     pub fn new(
         args: &'a Args,
         file: &'a ModelFile,
-        gguf: &'a Gguf<'_>,
+        gguf: &Gguf<'_>,
         hparams: &HParams,
         prompt: usize,
     ) -> anyhow::Result<Session<'a>> {
@@ -97,8 +97,7 @@ impl<'a> Session<'a> {
         Ok(Session {
             args,
             context,
-            file,
-            weights: Weights::new(file, gguf),
+            weights: Weights::of_file(file, &gguf.tensors),
             opener,
             budget: MemoryBudget::new(u64::MAX),
             split,
@@ -193,7 +192,7 @@ impl<'a> Session<'a> {
         for (number, device) in devices.iter().enumerate() {
             let at = (number, &**device);
             let placed = (&self.placement, &self.split);
-            self.mapped[number] = load::map_weights(&mut self.model, &self.weights, placed, self.file, at)?;
+            self.mapped[number] = load::map_weights(&mut self.model, &self.weights, placed, at)?;
         }
         if self.mapped.iter().all(|&bytes| bytes == 0) {
             log::warn!("no weights are mapped: only CPU devices of this machine can read them from the file");
@@ -362,24 +361,28 @@ impl<'a> Session<'a> {
     fn recover(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         // Drops all queues: the surviving devices abandon pending work, and keep the weights that are loaded.
         self.drop_engine();
-        let Some(lost) = find_loss(&error, &self.devices(), self.retry_budgets.as_ref()) else { return Err(error) };
+        let mut devices = self.devices();
+        let Some(lost) = find_loss(&error, &devices, self.retry_budgets.as_ref()) else { return Err(error) };
         let Some(waits) = &mut self.retry_budgets else {
             return Err(LostServer::new(lost, error).into());
         };
         let (limit, start) = (waits.limit(), Instant::now());
-        if !matches!(lost, Loss::Server { .. }) {
+        let is_lost = matches!(lost, Loss::Server { .. });
+        if is_lost {
+            self.losses.servers += 1;
+            console::message(format_args!("{lost}; trying for up to {limit:?} to reach it again"));
+        } else {
             console::message(format_args!("{lost}; trying again for up to {limit:?}"));
-            // The server is still connected and keeps our weights: only wait before the next attempt.
-            return Ok(waits.retry(&lost, |_| Ok(()))?);
         }
-        self.losses.servers += 1;
-        console::message(format_args!("{lost}; trying for up to {limit:?} to reach it again"));
-        let is_lost = |device: &TimedDevice| endpoint(device) == Some(lost.endpoint());
-        let numbers: Vec<usize> = (0..self.timed_devices.len()).filter(|&i| is_lost(&self.timed_devices[i])).collect();
-        let names = numbers.iter().map(|&i| self.timed_devices[i].info().name.clone()).collect::<Vec<_>>();
-        numbers.iter().for_each(|&i| load::unload(&mut self.model, &self.split, i));
-        let reopen = |left| self.opener.reopen_lost(lost.endpoint(), &names, left);
-        let (devices, server) = waits.retry(&lost, reopen)?;
+        let mut server = lost.endpoint().to_owned();
+        let reopened = waits.reopen(&lost, &mut devices, |names, left| {
+            let (devices, new) = self.opener.reopen_lost(lost.endpoint(), names, left)?;
+            server = new;
+            Ok(devices)
+        })?;
+        if !is_lost {
+            return Ok(());
+        }
         let seconds = start.elapsed().as_secs_f64();
         if server == lost.endpoint() {
             console::message(format_args!("{server} is back after {seconds:.1} s"));
@@ -388,8 +391,9 @@ impl<'a> Session<'a> {
             self.opener.replace_server(lost.endpoint(), &server);
         }
         self.links.reconnected(lost.endpoint());
-        for (number, device) in numbers.into_iter().zip(devices) {
-            self.timed_devices[number] = TimedDevice::new(device);
+        for number in reopened {
+            load::unload(&mut self.model, &self.split, number);
+            self.timed_devices[number] = TimedDevice::new(Arc::clone(&devices[number]));
         }
         Ok(())
     }

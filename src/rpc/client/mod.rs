@@ -61,6 +61,7 @@ mod stored_graphs;
 pub use crate::rpc::transport::DialError;
 pub use crate::rpc::wire::Version;
 pub use connect::{ConnectError, endpoint_with_port};
+pub(crate) use extended::is_sending_queue;
 
 use crate::device::{DEVICE_TIMEOUT, Device, DeviceError};
 use crate::rpc::keys::{Certificate, PublicKey, SecretKey};

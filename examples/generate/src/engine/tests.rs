@@ -15,6 +15,7 @@ use fanout::sched::ObservedNode;
 use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::{DType, TensorDesc};
+use fanout::weights::Weights;
 use std::ops::ControlFlow;
 
 /// Devices and options that a toy model runs with.
@@ -98,7 +99,7 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
         let options = EngineOptions { ubatch: config.ubatch, depth: config.depth, sequences: config.sequences };
         check_memory((&model, &split), &devices, options)?;
         let budget = MemoryBudget::new(u64::MAX);
-        let weights = load::Weights::of_parts(&[&file], &gguf);
+        let weights = Weights::of_bytes(&[&file], &gguf.tensors);
         let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, Progress::Hidden);
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let parts = placement.weights.iter().flat_map(|placed| split.parts(&placed.name).unwrap());

@@ -178,11 +178,6 @@ impl SequenceCache {
     }
 }
 
-/// View of the keys for attention: `[head_width, cells, kv_heads]`.
-pub(super) fn keys_view(keys: &TensorDesc, hparams: &HParams, cells: usize) -> Result<TensorDesc, ModelError> {
-    rows_view(keys, hparams.head_width, hparams.kv_heads, cells)
-}
-
 /// View of the values for attention: `[head_width, cells, kv_heads]` for flash attention, `[cells, head_width,
 /// kv_heads]` for a matrix product.
 pub(super) fn values_view(
@@ -192,19 +187,12 @@ pub(super) fn values_view(
     flash_attn: bool,
 ) -> Result<TensorDesc, ModelError> {
     if flash_attn {
-        return rows_view(values, hparams.head_width, hparams.kv_heads, cells);
+        return Ok(values.heads(hparams.head_width, cells)?);
     }
     let [element, column, ..] = values.nb();
     let head = column * hparams.head_width;
     let ne = [cells, hparams.head_width, hparams.kv_heads, 1];
     Ok(TensorDesc::strided(values.dtype(), ne, [element, column, head, head * hparams.kv_heads])?)
-}
-
-fn rows_view(cache: &TensorDesc, dim: usize, heads: usize, cells: usize) -> Result<TensorDesc, ModelError> {
-    let dtype = cache.dtype();
-    let [block, row, ..] = cache.nb();
-    let head = dim / dtype.block_len() * block;
-    Ok(TensorDesc::strided(dtype, [dim, cells, heads, 1], [block, row, head, head * heads])?)
 }
 
 /// View of a transposed value cache for SET_ROWS, which can then write single elements as rows of length 1:

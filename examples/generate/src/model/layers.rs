@@ -1,6 +1,6 @@
 //! Builds a transformer block: attention over the KV cache, then a feed-forward network, each with a residual connection.
 
-use super::cache::{LayerCache, columns, keys_view, values_view};
+use super::cache::{LayerCache, columns, values_view};
 use super::graph_context::GraphContext;
 use super::{GraphShape, Inputs, Model, ModelError, cache_names, moe};
 use crate::hparams::{HParams, Temperature};
@@ -160,7 +160,7 @@ impl BlockContext<'_> {
         let with_sinks = |srcs: &[TensorId]| srcs.iter().copied().chain(sinks).collect::<Vec<_>>();
         let flash_attn = self.model.cache_options.flash_attn;
         let [keys, values] = self.cache(ctx, i)?;
-        let k = keys_view(&ctx.desc(keys)?, hparams, seen)?;
+        let k = ctx.desc(keys)?.heads(hparams.head_width, seen)?;
         let v = values_view(&ctx.desc(values)?, hparams, seen, flash_attn)?;
         let (k, v) = (ctx.view(keys, k, 0)?, ctx.view(values, v, 0)?);
         let q = ctx.permute(q, [0, 2, 1, 3])?;

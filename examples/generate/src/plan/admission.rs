@@ -6,8 +6,7 @@ use super::{chosen_args, device_order};
 use crate::args::{Args, WeightStorage};
 use crate::engine::{self, EngineError};
 use crate::hparams::HParams;
-use crate::load::{self, Weights};
-use crate::model_file::ModelFile;
+use crate::load;
 use crate::placed_model::PlacedModel;
 use crate::sample::Sampler;
 use anyhow::Context;
@@ -17,6 +16,7 @@ use fanout::sched::SchedError;
 use fanout::sched::planner::{
     Admission, Candidate, Choice, Machine, ModelSizes, PlannerError, Workload, choose_admitted,
 };
+use fanout::weights::{ModelFile, Weights};
 use std::sync::Arc;
 
 /// A model and the open devices for which a placement is chosen.
@@ -121,9 +121,9 @@ impl PlanInputs<'_> {
         let placed = PlacedModel::new(&args, &devices, self.gguf, self.hparams, self.prompt, sampling)?;
         let PlacedModel { placement, mut model, split, options, .. } = placed;
         if args.weights == Some(WeightStorage::Mapped) {
-            let weights = Weights::new(self.file, self.gguf);
+            let weights = Weights::of_file(self.file, &self.gguf.tensors);
             for (number, device) in devices.iter().enumerate() {
-                load::map_weights(&mut model, &weights, (&placement, &split), self.file, (number, &**device))?;
+                load::map_weights(&mut model, &weights, (&placement, &split), (number, &**device))?;
             }
         }
         Ok(engine::check_memory((&model, &split), &devices, options)?)
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn the_next_placement_follows_if_the_check_refuses_the_best() {
         let file = toy_file("refused-plan");
-        let gguf = file.parse().unwrap();
+        let gguf = file.parse_gguf().unwrap();
         let hparams = HParams::read(&gguf.metadata).unwrap();
         let args = args(None);
         let padded = NoopDevice::new("padded", DeviceKind::Gpu).with_memory(1 << 30).with_padding(1 << 30);
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn weights_stay_in_the_mapped_file_if_nothing_else_fits() {
         let file = toy_file("mapped-plan");
-        let gguf = file.parse().unwrap();
+        let gguf = file.parse_gguf().unwrap();
         let hparams = HParams::read(&gguf.metadata).unwrap();
         let sizes = sizes(&args(None), &gguf, &hparams);
         let cpu = |bytes| [CpuDevice::new("CPU0", 1, MathMode::Exact, bytes).unwrap() as Arc<dyn Device>];

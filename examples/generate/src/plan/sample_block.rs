@@ -190,14 +190,14 @@ impl BlockBuilder<'_> {
         let (SampleBatch { sequences, tokens, positions }, kv) = (self.batch, self.block.kv);
         let q_desc = TensorDesc::contiguous(DType::F32, [width, heads, tokens, sequences])?.permuted([0, 2, 1, 3])?;
         let q = self.b.view(q, q_desc, 0)?;
-        let rows = TensorDesc::contiguous(kv, [width, kv_heads, positions, sequences])?;
-        let keys = self.b.leaf(kv, [width * kv_heads, positions, sequences, 1])?;
-        let keys = self.b.view(keys, rows.permuted([0, 2, 1, 3])?, 0)?;
+        let rows = TensorDesc::contiguous(kv, [width * kv_heads, positions, sequences])?;
+        let keys = self.b.leaf_with_desc(rows)?;
+        let keys = self.b.view(keys, rows.heads(width, positions)?, 0)?;
         let scale = (width as f32).sqrt().recip();
         let flat = [heads * width, self.batch.columns(), 1, 1];
         if self.block.flash_attn {
-            let values = self.b.leaf(kv, [width * kv_heads, positions, sequences, 1])?;
-            let values = self.b.view(values, rows.permuted([0, 2, 1, 3])?, 0)?;
+            let values = self.b.leaf_with_desc(rows)?;
+            let values = self.b.view(values, rows.heads(width, positions)?, 0)?;
             let op = FlashAttn { scale, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
             let attended = self.node(op, [q, keys, values])?;
             return self.view(attended, flat);

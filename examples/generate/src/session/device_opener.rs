@@ -75,12 +75,12 @@ impl DeviceOpener {
         Some(status.machine).filter(|id| !id.is_empty())
     }
 
-    /// Reopens the devices `names` of the lost server `lost`, on this server or the one that takes its place. Returns that server,
+    /// Reopens the devices `names`, separated by commas, of the lost server `lost`, on this server or the one that takes its place. Returns that server,
     /// too.
     pub(super) fn reopen_lost(
         &self,
         lost: &str,
-        names: &[String],
+        names: &str,
         within: Duration,
     ) -> Result<(Vec<Arc<dyn Device>>, String), RegistryError> {
         let until = Instant::now() + within;
@@ -90,10 +90,9 @@ impl DeviceOpener {
                 successors = self.servers.successors(lost).into_iter();
                 continue;
             };
-            let names: Vec<_> = names.iter().map(|name| name.replacen(lost, &server, 1)).collect();
             let left = until.saturating_duration_since(Instant::now());
             let attempt = if self.servers.can_be_replaced(lost) { left.min(ATTEMPT) } else { left };
-            match self.reopen(&names.join(","), attempt) {
+            match self.reopen(&names.replace(lost, &server), attempt) {
                 // It may have ended, too, or have other devices.
                 Err(_) if server != lost => {}
                 Err(RegistryError::Endpoint(ConnectError::GivenUp { .. })) if attempt < left => {}

@@ -31,6 +31,7 @@ mod transfer_tokens;
 pub(super) use device::enumerate;
 pub(super) use hello_ext::{MIN_MESSAGE_LIMIT_BYTES, hello_ext};
 pub(super) use notifications::read_notification;
+pub(crate) use peer_copies::is_sending_queue;
 pub(super) use peer_copies::register_connection;
 pub(super) use remote_graph_cache::RemoteGraphCache;
 pub(super) use session::ClientSession;

@@ -65,6 +65,16 @@ impl UnconfirmedCopies {
     }
 }
 
+/// The name of the queue of a server that sends from a device to another server, in its errors.
+fn sending_queue_name(endpoint: &str, device: u32) -> String {
+    format!("{endpoint} (device {device}, sending)")
+}
+
+/// Whether a name in an error is that of a sending queue of this server, and not that of one of its devices.
+pub(crate) fn is_sending_queue(name: &str, endpoint: &str) -> bool {
+    name.strip_prefix(endpoint).is_some_and(|rest| rest.starts_with(" (") && rest.ends_with(", sending)"))
+}
+
 /// The queues on other connections that send to one receiving queue. They are dedicated to it: work of another receiver would
 /// delay this one, and a failure would spread to it.
 #[derive(Debug, Default)]
@@ -95,7 +105,7 @@ impl SendingQueues {
             sending.tracker.add_dependent(receiver, u64::MAX);
             return Ok(Arc::clone(&sending.tracker));
         }
-        let name = format!("{} (device {device}, sending)", connection.endpoint());
+        let name = sending_queue_name(connection.endpoint(), device);
         let (tracker, timeline) = open_queue(connection, device, &name)?;
         // No caller waits for marks of the sending queue: the receiver's marks prove the arrival of all data.
         tracker.add_dependent(receiver, u64::MAX);

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
+use fanout::weights::ModelFile;
 use generate::console::{self, TextWriter};
-use generate::model_file::ModelFile;
 use generate::report::Report;
 use generate::tokenizer::{DecodeStream, Tokenizer};
 
@@ -141,7 +141,7 @@ fn model(args: &Args) -> anyhow::Result<(PathBuf, Vec<u32>)> {
 
 fn with_tokenizer<T>(path: &Path, read: impl FnOnce(&Tokenizer) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let file = ModelFile::open(path)?;
-    read(&Tokenizer::read(&file.parse()?.metadata)?)
+    read(&Tokenizer::read(&file.parse_gguf()?.metadata)?)
 }
 
 /// The text that the model has written on one device, up to its end token.

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use fanout::weights::ModelFile;
 use generate::args::Args;
 use generate::fused::split_fused;
 use generate::hparams::HParams;
 use generate::link_traffic::Phase;
-use generate::model_file::ModelFile;
 use generate::progress::{Progress, Unit};
 use generate::report::Report;
 use generate::session::Session;
@@ -58,7 +58,7 @@ impl Job {
     fn generate(&self) -> anyhow::Result<Report> {
         let args = self.args()?;
         let file = ModelFile::open(&self.model)?;
-        let mut gguf = file.parse()?;
+        let mut gguf = file.parse_gguf()?;
         let hparams = HParams::read(&gguf.metadata)?;
         split_fused(&mut gguf, &hparams);
         let mut session = Session::new(&args, &file, &gguf, &hparams, self.prompt.len())?;

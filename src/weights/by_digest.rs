@@ -1,14 +1,13 @@
 //! Load by digest: sends a server the digests of weights, so that it loads the matching tensors from its own disk. The caller
 //! uploads the weights that the server does not find.
 
-use crate::load::WeightJob;
-use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, PendingRead, TensorDigest};
+use super::{LoadJob, LoadOptions, LoadProgress};
+use crate::device::{DeviceError, LoadByDigest, LoadOutcome, PendingRead, TensorDigest};
 use std::collections::VecDeque;
-use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most threads that compute digests for one device.
 const MAX_HASH_THREADS: usize = 4;
@@ -16,64 +15,56 @@ const MAX_HASH_THREADS: usize = 4;
 /// Capacity of the channel from the hashing threads to the sending thread. Backpressure: hashing pauses when it is full.
 const DIGESTS_AHEAD: usize = 64;
 
-/// Receivers of the progress of a load by digest.
-#[derive(Clone, Copy)]
-pub struct LoadProgress<'a> {
-    /// Called with the bytes of each weight that was hashed.
-    pub hashed: &'a (dyn Fn(u64) + Sync),
-    /// Called with the bytes of each weight that the device has found.
-    pub found: &'a dyn Fn(u64),
-}
-
 /// Hashing threads per device, when `devices` devices load at the same time on this machine's cores.
-pub fn hash_threads(devices: usize) -> usize {
+pub(super) fn hash_threads(devices: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / devices.max(1)).clamp(1, MAX_HASH_THREADS)
 }
 
-/// Requests every job's weight by digest. Returns for each job, in order, whether the device has found and loaded it.
+/// Requests every job's weight by digest from the device with this number. Returns for each job, in order, whether the device has
+/// found and loaded it.
 ///
 /// Hashing, requests and replies are pipelined: a request is sent as soon as its digest is computed, and replies are collected
-/// as they arrive. Each reply may take up to `timeout`.
+/// as they arrive. Each reply may take up to the timeout.
 ///
 /// # Errors
 /// Any error of the device, and [`DeviceError::Deadline`] for a reply that takes too long.
-pub fn load_weights_by_digest(
+pub(super) fn load_by_digest(
     device: &mut dyn LoadByDigest,
-    jobs: &[WeightJob<'_>],
+    number: usize,
+    jobs: &[LoadJob<'_>],
     threads: usize,
-    timeout: Duration,
-    progress: LoadProgress<'_>,
+    options: &LoadOptions<'_>,
 ) -> Result<Vec<bool>, DeviceError> {
     let next = AtomicUsize::new(0);
     let mut loaded = vec![false; jobs.len()];
-    let mut await_reply = |number: usize, reply: PendingRead<LoadOutcome>| {
-        let is_found = reply.wait(Some(Instant::now() + timeout))? == LoadOutcome::Found;
-        if let (Some(loaded), Some(job)) = (loaded.get_mut(number), jobs.get(number).filter(|_| is_found)) {
-            *loaded = true;
-            (progress.found)(job.region.bytes());
+    let mut await_reply = |job: usize, reply: PendingRead<LoadOutcome>| {
+        if reply.wait(Instant::now().checked_add(options.timeout))? == LoadOutcome::Found {
+            loaded[job] = true;
+            options.report(LoadProgress::Loaded { device: number, bytes: jobs[job].region.bytes() });
         }
         Ok::<_, DeviceError>(())
     };
     std::thread::scope(|scope| {
         let (digests, hashed) = sync_channel(DIGESTS_AHEAD);
         for _ in 0..threads {
-            let (digests, next, hashed) = (digests.clone(), &next, progress.hashed);
-            let started = Builder::new()
-                .name("hash".to_owned())
-                .spawn_scoped(scope, move || hash_weights(jobs, next, &digests, hashed));
+            let (digests, next) = (digests.clone(), &next);
+            let hash = move || {
+                hash_weights(jobs, next, &digests, |bytes| {
+                    options.report(LoadProgress::Hashed { device: number, bytes });
+                });
+            };
             // Not fatal: weights without a digest are uploaded.
-            started.map(drop).unwrap_or_else(|e: io::Error| {
+            if let Err(e) = Builder::new().name("hash".to_owned()).spawn_scoped(scope, hash) {
                 log::warn!("cannot start a thread to hash weights, more of them may be uploaded: {e}");
-            });
+            }
         }
         drop(digests);
         let mut pending = VecDeque::new();
         for (number, digest) in hashed {
-            let Some(job) = jobs.get(number) else { continue };
-            let wanted = TensorDigest { digest, bytes: job.weight.bytes(), name: job.name };
-            let (region, part) = (job.region.clone(), &job.part);
-            pending.push_back((number, device.load_by_digest(region, Some(&part.desc), wanted, part.runs)?));
+            let job = &jobs[number];
+            let wanted = TensorDigest { digest, bytes: job.weight.bytes().len() as u64, name: job.weight.name() };
+            pending.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted, job.runs)?));
             while let Some((number, reply)) = pending.pop_front_if(|(_, reply)| reply.is_ready()) {
                 await_reply(number, reply)?;
             }
@@ -83,18 +74,19 @@ pub fn load_weights_by_digest(
     Ok(loaded)
 }
 
-/// A hashing thread: takes the next unhashed job until none is left, or until the receiver is dropped after an error.
+/// A hashing thread: takes the next unhashed job until none is left, or until the receiver is dropped after an error. Sends the
+/// numbers of jobs with the digests of their weights.
 fn hash_weights(
-    jobs: &[WeightJob<'_>],
+    jobs: &[LoadJob<'_>],
     next: &AtomicUsize,
     digests: &SyncSender<(usize, [u8; 32])>,
-    hashed: &(dyn Fn(u64) + Sync),
+    report: impl Fn(u64),
 ) {
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let Some(job) = jobs.get(number) else { return };
         let digest = job.weight.digest();
-        hashed(job.weight.bytes());
+        report(job.weight.bytes().len() as u64);
         if digests.send((number, digest)).is_err() {
             return;
         }
@@ -102,17 +94,15 @@ fn hash_weights(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
+#[allow(clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 mod tests {
+    use super::super::{LoadStats, Weights, WeightsError, load};
     use super::*;
-    use crate::load::{Weights, load_device_weights};
-    use crate::progress::{LoadStats, Progress};
-    use fanout::cpu::{CpuDevice, MathMode};
-    use fanout::device::{Device, ForwardDevice, ForwardQueue, MemoryBudget, Queue, Region, TensorMemory};
-    use fanout::gguf::{Gguf, Writer};
-    use fanout::sched::tensor_group::StoredPart;
-    use fanout::tensor::{ByteRuns, DType, TensorDesc};
-    use std::sync::Arc;
+    use crate::cpu::{CpuDevice, MathMode};
+    use crate::device::{Device, ForwardDevice, ForwardQueue, MemoryBudget, Queue, Region, TensorMemory};
+    use crate::gguf::{Gguf, Writer};
+    use crate::tensor::{ByteRuns, DType, TensorDesc};
+    use std::sync::{Arc, Mutex};
 
     /// A CPU device that loads by digest from a simulated disk.
     #[derive(Debug)]
@@ -181,7 +171,7 @@ mod tests {
         n: usize,
         replies: usize,
         on_disk: impl Fn(usize, &[u8]) -> Vec<u8>,
-    ) -> Result<(LoadStats, [Tensors; 2]), DeviceError> {
+    ) -> Result<(LoadStats, [Tensors; 2]), WeightsError> {
         let names: Vec<String> = (0..40).map(|i| format!("blk.{i}.weight")).collect();
         let file = names.iter().fold(Writer::new(), |file, name| file.tensor(name, &[n as u64], DType::I8));
         let mut file = file.to_bytes().unwrap();
@@ -190,24 +180,30 @@ mod tests {
         infos.iter().for_each(|info| rng.fill(&mut file[info.bytes.clone()]));
         let want: Vec<Vec<u8>> = infos.iter().map(|info| file[info.bytes.clone()].to_vec()).collect();
         let gguf = Gguf::parse(&file).unwrap();
-        let weights = Weights::of_parts(&[&file], &gguf);
+        let weights = Weights::of_bytes(&[&file], &gguf.tensors);
 
         let inner = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 30).unwrap();
         let disk = want.iter().enumerate().map(|(i, bytes)| on_disk(i, bytes)).collect();
-        let device = DeviceWithDisk { inner, disk, replies };
+        let device = Arc::new(DeviceWithDisk { inner, disk, replies }) as Arc<dyn Device>;
         let budget = MemoryBudget::new(1 << 30);
-        let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).unwrap();
-        let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &budget).unwrap();
-        let jobs = names.iter().zip(memory.regions()).map(|(name, region)| WeightJob {
-            name,
-            part: StoredPart { device: 0, desc, runs: ByteRuns::whole(n as u64) },
-            region: region.clone(),
-            weight: weights.get(name).unwrap(),
-        });
-        let jobs: Vec<_> = jobs.collect();
-        let loaded = load_device_weights(&device, Device::queue(&device, &budget)?, &jobs, 3, Progress::Hidden)?;
-        let mut queue = Device::queue(&device, &budget)?;
-        let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
+        let memory = TensorMemory::new(&*device, weights.iter().map(|weight| weight.desc()), &budget).unwrap();
+        let jobs = weights.iter().zip(memory.regions()).map(|(weight, region)| LoadJob::whole(weight, region.clone()));
+        let jobs = [jobs.collect::<Vec<_>>()];
+        let progress = Mutex::new([0, 0]);
+        let report = |event| {
+            let mut progress = progress.lock().unwrap();
+            match event {
+                LoadProgress::Hashed { device: 0, bytes } => progress[0] += bytes,
+                LoadProgress::Loaded { device: 0, bytes } => progress[1] += bytes,
+                other => panic!("{other:?}"),
+            }
+        };
+        let options = LoadOptions::default().with_progress(&report);
+        let loaded = load(&[Arc::clone(&device)], &jobs, &budget, &options).remove(0)?;
+        assert_eq!(*progress.lock().unwrap(), [40 * n as u64; 2]);
+        let jobs = &jobs[0];
+        let mut queue = device.queue(&budget).unwrap();
+        let there = jobs.iter().map(|job| queue.download(job.region.clone()).unwrap().wait(None).unwrap()).collect();
         Ok((loaded, [there, want]))
     }
 
@@ -235,7 +231,8 @@ mod tests {
     #[test]
     fn a_device_failure_ends_the_load() {
         for replies in [0, 7] {
-            assert_eq!(loaded(3000, replies, |_, bytes| bytes.to_vec()).err(), Some(DeviceError::Ended));
+            let error = loaded(3000, replies, |_, bytes| bytes.to_vec()).unwrap_err();
+            assert!(matches!(error, WeightsError::Device { error: DeviceError::Ended, .. }), "{error}");
         }
     }
 }
