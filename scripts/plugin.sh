@@ -102,7 +102,8 @@ llama() {
     for part in LLAMA_BUILD_{APP,TESTS,EXAMPLES,UI} LLAMA_OPENSSL GGML_RPC "${@:4}"; do
         off+=("-D$part=OFF")
     done
-    cmake -S "$1" -B "$2" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON "${off[@]}" >&2
+    cmake -S "$1" -B "$2" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+        "-DCMAKE_PROJECT_llama.cpp_INCLUDE=$PWD/tests/interop/compiler.cmake" "${off[@]}" >&2
     cmake --build "$2" -j "$(getconf _NPROCESSORS_ONLN)" --target "$3" >&2
 }
 

@@ -59,6 +59,7 @@ key() {
         cpu_flags
         "$python" -c 'import sys; print(sys.version_info[:3])'
         packages
+        cat "$root"/tests/interop/*.cmake
     } | cksum
 }
 

@@ -5,3 +5,4 @@
 cmake_language(DEFER CALL set_target_properties llama-common PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
 cmake_language(DEFER CALL set_source_files_properties "${CMAKE_CURRENT_SOURCE_DIR}/common/json.cpp"
     TARGET_DIRECTORY llama-common PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+include("${CMAKE_CURRENT_LIST_DIR}/../interop/compiler.cmake")
