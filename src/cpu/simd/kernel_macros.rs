@@ -124,7 +124,8 @@ macro_rules! float_tiles {
 pub(super) use float_tiles;
 
 /// A module of row dot products for block types, compiled for one instruction set: by the dot instruction `$dot`, the
-/// `quant_row_dot` of the architecture's module, and the formats in its `rows`.
+/// `quant_row_dot` of the architecture's module, and the formats in its `rows`; the types of
+/// `for_each_row_in_place!` need not be expanded for it.
 macro_rules! row_kernels {
     ($module:ident, $dot:ident, $features:literal) => {
         mod $module {
@@ -141,8 +142,9 @@ macro_rules! row_kernels {
             pub(super) fn dot_of(dtype: DType) -> Option<RowDotFn> {
                 use $crate::cpu::simd::{with_expansion, with_row_format};
                 use $crate::tensor::table::{for_each_expanded, for_each_simd};
+                let in_place: Option<RowDotFn> = for_each_row_in_place!(with_row_format!(dtype dot));
                 let expanded: Option<RowDotFn> = for_each_expanded!(with_expansion!(dtype expanded_dot));
-                expanded.or(for_each_simd!(with_row_format!(dtype dot)))
+                in_place.or(for_each_simd!(with_row_format!(dtype dot))).or(expanded)
             }
 
             /// # Safety

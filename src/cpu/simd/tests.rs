@@ -154,10 +154,16 @@ fn micro_kernels_match_row_dots() {
                 (0..PANEL_ROWS).map(|_| (row(&mut rng, t, k), row(&mut rng, t, k))).unzip();
             let rows = [rows, other_rows];
             let panels = [0, 1].map(|s| panel(&kernels, k, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
-            for n in (1..=kernels.tile_columns()).chain([19]) {
+            // With 50, at equal distances as in a product: kernels by tiles read such columns in place.
+            for n in (1..=kernels.tile_columns()).chain([19, 50]) {
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
-                let packed: Vec<_> = packed.iter().map(|c| bytemuck::cast_slice(c)).collect();
+                let side_by_side = packed.concat();
+                let packed: Vec<&[u8]> = if n == 50 {
+                    side_by_side.chunks(packed[0].len()).map(bytemuck::cast_slice).collect()
+                } else {
+                    packed.iter().map(|c| bytemuck::cast_slice(c)).collect()
+                };
                 let at_once = kernels.panels();
                 // Two calls: overwriting, then accumulating. The output has a gap for other panels, which must stay unwritten.
                 let stride = at_once + 1;

@@ -10,8 +10,8 @@ const VALUES_2: [u8; 4] = [8, 25, 43, 0];
 const VALUES_3XXS: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 /// Magnitudes of IQ3_S.
 const VALUES_3S: [u8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
-/// Numbers -1, 0 and 1 of IQ1_S and IQ1_M: eight times the number, plus 0x88.
-const VALUES_1: [u8; 4] = [0x80, 0x88, 0x90, 0];
+/// Numbers -1, 0 and 1 of IQ1_S and IQ1_M: eight times the number, plus 8.
+const VALUES_1: [u8; 4] = [0, 8, 16, 0];
 
 /// Entries of eight magnitudes for IQ2_XXS.
 pub(crate) static IQ2_XXS: [[u8; 8]; 256] = expand(&CODES_2XXS, 2, &VALUES_2);
@@ -23,7 +23,7 @@ pub(crate) static IQ2_S: [[u8; 8]; 1024] = expand(&CODES_2S, 2, &VALUES_2);
 pub(crate) static IQ3_XXS: [[u8; 4]; 256] = expand(&CODES_3XXS, 3, &VALUES_3XXS);
 /// Entries of four magnitudes for IQ3_S.
 pub(crate) static IQ3_S: [[u8; 4]; 512] = expand(&CODES_3S, 3, &VALUES_3S);
-/// Entries of eight numbers of -1, 0 or 1 for IQ1_S and IQ1_M: eight times the number, plus 0x88.
+/// Entries of eight numbers of -1, 0 or 1 for IQ1_S and IQ1_M: eight times the number, plus 8.
 pub(crate) static IQ1: [[u8; 8]; 2048] = expand(&CODES_1, 2, &VALUES_1);
 
 /// 0xFF in byte k for bit k of the index.
@@ -458,7 +458,7 @@ mod tests {
         check("IQ3_XXS", &IQ3_XXS, &VALUES_3XXS, 0xdfa5_dc83_d6a1_55d5);
         check("IQ3_S", &IQ3_S, &VALUES_3S, 0xfa37_020c_25b4_4829);
         // ggml's table has the numbers themselves.
-        let numbers = IQ1.map(|entry| entry.map(|byte| (byte.wrapping_sub(0x88) as i8 / 8) as u8));
+        let numbers = IQ1.map(|entry| entry.map(|byte| (byte.wrapping_sub(8) as i8 / 8) as u8));
         check("IQ1", &numbers, &[0xff, 0, 1], 0x6703_ed86_3501_ae2e);
     }
 

@@ -27,9 +27,9 @@ fn pair([a, b, c, d]: [u8; 4], [e, f, g, h]: [u8; 4]) -> [u8; 8] {
 /// Eight times the numbers of an entry of [`grids::IQ1`], plus or minus 1: the shift is an eighth.
 #[inline(always)]
 fn shifted(entry: [u8; 8], negative: bool) -> [i8; 8] {
-    // Entries are 0x88 more, so that no difference borrows from the next byte; 0x80 is what remains of it.
+    // Entries are 8 more. With the top bit of each byte set, no difference borrows from the next byte.
     let less = if negative { 9 * ONES } else { 7 * ONES };
-    bytemuck::cast(((u64::from_le_bytes(entry) - less) ^ (0x80 * ONES)).to_le_bytes())
+    bytemuck::cast((((u64::from_le_bytes(entry) | (0x80 * ONES)) - less) ^ (0x80 * ONES)).to_le_bytes())
 }
 
 /// Eight codes of each of 32 groups, and a scale per 16 or 32 elements as `scale(sub-block of 16)`.

@@ -17,6 +17,11 @@ mod rows {
     pub(super) use super::legacy::*;
 }
 
+/// As that of x86-64: none.
+macro_rules! for_each_row_in_place {
+    ($then:ident!($($args:tt)*)) => { $then! { [$($args)*] } };
+}
+
 pub(super) use dot_instructions::prefetch;
 use dot_instructions::{BaseNeon, DotProd};
 use simd_ops::NeonOps;

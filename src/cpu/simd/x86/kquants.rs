@@ -1,21 +1,21 @@
 //! Row formats of the K-quants (superblocks of 256 elements with quantised scales): Q2_K to Q6_K.
 
 use super::quant_row_dot::dot_superblocks;
-use super::row_format::{QuantDot, RowFormat, SuperblockFormat, SuperblockScales};
+use super::row_format::{CodeKind, QuantDot, RowFormat, SuperblockFormat, SuperblockScales};
 use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
 /// An unaligned f16 as f32, in all lanes.
 #[inline(always)]
-unsafe fn half(p: *const u8) -> __m256 {
+pub(super) unsafe fn half(p: *const u8) -> __m256 {
     // SAFETY: the caller guarantees that `p` points to 2 readable bytes, and that the processor has F16C.
     unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
 }
 
 /// A bit field of 32 bytes: shifted right by `by`, masked.
 #[inline(always)]
-unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
+pub(super) unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
     // SAFETY: the caller guarantees that `p` points to 32 readable bytes, and that the processor has AVX2. Bits from the
     // neighbouring byte are above the mask.
     unsafe {
@@ -36,7 +36,7 @@ unsafe fn sixteen_scales(scales: __m128i) -> __m256i {
 
 /// The results of [`sixteen_scales`] as f32, in the order of [`SuperblockScales::mins`].
 #[inline(always)]
-unsafe fn sixteen_floats(scales: __m256i) -> [__m256; 2] {
+pub(super) unsafe fn sixteen_floats(scales: __m256i) -> [__m256; 2] {
     // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
     unsafe {
         let (low, high) = (_mm256_unpacklo_epi16(scales, scales), _mm256_unpackhi_epi16(scales, scales));
@@ -56,7 +56,7 @@ unsafe fn offset_scales(d: __m256, scales: __m128i, zero: f32) -> SuperblockScal
 
 /// The negated f16 at `p` as f32, in all lanes.
 #[inline(always)]
-unsafe fn negated_half(p: *const u8) -> __m256 {
+pub(super) unsafe fn negated_half(p: *const u8) -> __m256 {
     // SAFETY: as `half`.
     unsafe { _mm256_xor_ps(half(p), _mm256_set1_ps(-0.0)) }
 }
@@ -85,10 +85,15 @@ unsafe fn k4_scales(p: *const u8) -> SuperblockScales {
     }
 }
 
-/// A format with superblocks of 256 elements and sub-blocks of `$sub`. `$scales` decodes the scales of the superblock at `$p`,
-/// `$codes` the codes of its elements `32 * $j` and following.
+/// A format with superblocks of 256 elements and sub-blocks of `$sub`. `$scales` decodes the scales of the superblock at `$p`, `$codes` the
+/// codes of its elements `32 * $j` and following: unsigned ones, or codes of `$kind` with their signs, by the head `$fields`.
 macro_rules! superblock {
     ($name:ident, sub $sub:literal, |$p:ident, $j:ident| scales $scales:expr, codes $codes:expr) => {
+        superblock!($name, sub $sub, Unsigned, one_scale false, head (), |$p, _head, $j|
+            scales $scales, fields (), codes ($codes, 0));
+    };
+    ($name:ident, sub $sub:literal, $kind:ident, one_scale $one:literal, head $head:ty, |$p:ident, $of:ident, $j:ident|
+     scales $scales:expr, fields $fields:expr, codes $codes:expr) => {
         #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
@@ -105,11 +110,16 @@ macro_rules! superblock {
                 padded: usize,
             ) -> [f32; C] {
                 // SAFETY: the caller meets this function's requirements.
-                unsafe { dot_superblocks::<Self, C>(row, whole, last, columns, padded) }
+                unsafe { dot_superblocks::<Self, P, C>(row, whole, last, columns, padded) }
             }
         }
 
+        #[allow(unused_variables, unused_unsafe)] // a format without a head, or whose codes are in its head
         impl SuperblockFormat for $name {
+            const CODES: CodeKind = CodeKind::$kind;
+            const ONE_SCALE: bool = $one;
+            type Head = $head;
+
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> SuperblockScales {
                 // SAFETY: a block lies at `p`, and the offsets are of its fields.
@@ -117,13 +127,20 @@ macro_rules! superblock {
             }
 
             #[inline(always)]
-            unsafe fn codes($p: *const u8, $j: usize) -> __m256i {
+            unsafe fn head($p: *const u8) -> $head {
+                // SAFETY: as above.
+                unsafe { $fields }
+            }
+
+            #[inline(always)]
+            unsafe fn codes($p: *const u8, $of: &$head, $j: usize) -> (__m256i, u32) {
                 // SAFETY: as above; j is below 8.
                 unsafe { $codes }
             }
         }
     };
 }
+pub(super) use superblock;
 
 superblock!(Q2_K, sub 16, |p, j|
     scales {

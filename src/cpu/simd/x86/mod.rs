@@ -3,16 +3,28 @@
 mod expanded;
 mod expansions;
 mod float_row_dot;
+mod iquants;
 mod kquants;
 mod legacy;
 mod quant_row_dot;
 mod row_format;
 mod simd_ops;
+mod ternary;
 
 /// The row formats, by the names in the table of types.
 mod rows {
+    pub(super) use super::iquants::*;
     pub(super) use super::kquants::*;
     pub(super) use super::legacy::*;
+    pub(super) use super::ternary::*;
+}
+
+/// Calls `$then! { [args] NAME FORMAT; ... }` with the expanded types whose rows have a format, which multiplies them in place.
+macro_rules! for_each_row_in_place {
+    ($then:ident!($($args:tt)*)) => { $then! { [$($args)*]
+        IQ1_S IQ1_S; IQ1_M IQ1_M; IQ2_XXS IQ2_XXS; IQ2_XS IQ2_XS; IQ2_S IQ2_S; IQ3_XXS IQ3_XXS; IQ3_S IQ3_S; IQ4_XS IQ4_XS;
+        TQ1_0 TQ1_0; TQ2_0 TQ2_0;
+    } };
 }
 
 #[cfg(test)]
@@ -137,7 +149,7 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, GemmKernels)> {
 }
 
 row_kernels!(avx2, Avx2, "avx2,fma,f16c");
-row_kernels!(vnni_vl, VnniVl, "avx2,fma,f16c,avx512vnni,avx512vl");
+row_kernels!(vnni_vl, VnniVl, "avx2,fma,f16c,avx512bw,avx512vnni,avx512vl");
 row_kernels!(vnni, Vnni, "avx2,fma,f16c,avxvnni");
 #[cfg(test)]
 row_kernels!(emulated_vnni, EmulatedVnni, "avx2,fma,f16c");

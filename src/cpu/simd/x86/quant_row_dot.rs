@@ -1,6 +1,8 @@
 //! Row dot products: quantised rows in place with columns of codes.
 
-use super::row_format::{BlockFormat, PREFETCH_DISTANCE, QuantDot, RowFormat, SuperblockFormat, horizontal_sum};
+use super::row_format::{
+    BlockFormat, CodeKind, PREFETCH_DISTANCE, QuantDot, RowFormat, SuperblockFormat, horizontal_sum,
+};
 use crate::cpu::simd::packing::PackedColumn;
 use crate::cpu::simd::{MAX_SUPERBLOCK_BYTES, unroll};
 use std::arch::x86_64::*;
@@ -129,7 +131,7 @@ pub(super) unsafe fn dot_blocks<F: BlockFormat, P: QuantDot, const C: usize>(
 /// # Safety
 /// As [`RowFormat::dot_row`].
 #[inline(always)]
-pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, const C: usize>(
+pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, P: QuantDot, const C: usize>(
     row: *const u8,
     whole: usize,
     last: *const u8,
@@ -143,25 +145,47 @@ pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, const C: usize>(
             let p = if s < whole { row.add(s * F::BYTES) } else { last };
             prefetch_next::<F>(p);
             let scales = F::scales(p);
-            // A code of at most 63 times a byte times a scale of 8 bits has 20 bits and a sign; a lane adds 32 such products.
+            let pairs = pairs_of_scales(scales.scales);
+            let mut head = F::head(p);
+            // Keeps the head in memory: the compiler would take vectors of indices apart in registers.
+            black_box(&mut head);
+            // The sum of two products has 16 bits; times a scale of 8 it has 24, and a lane adds sixteen of them. With one scale, codes
+            // are ternary digits: eight sums of two products fit 16 bits.
             let mut sums = [_mm256_setzero_si256(); C];
             unroll!(j in [0 1 2 3 4 5 6 7] {
-                let codes = F::codes(p, j);
-                let scale = _mm256_shuffle_epi8(scales.scales, _mm256_set1_epi16(0x0100 + 0x0202 * j as i16));
+                let (codes, signs) = F::codes(p, &head, j);
+                let magnitudes = if F::CODES == CodeKind::Signed { _mm256_abs_epi8(codes) } else { codes };
+                let scale = scales_of_part(pairs, j);
                 for c in 0..C {
                     let y = _mm256_loadu_si256(columns[c].codes.add(256 * s + 32 * j).cast());
-                    sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_maddubs_epi16(codes, y), scale));
+                    // Signs move to the column's codes.
+                    let y = match F::CODES {
+                        CodeKind::Unsigned => y,
+                        CodeKind::Signed => _mm256_sign_epi8(y, codes),
+                        CodeKind::SignWords => P::negate(y, signs),
+                    };
+                    let products = _mm256_maddubs_epi16(magnitudes, y);
+                    sums[c] = if F::ONE_SCALE {
+                        _mm256_add_epi16(sums[c], products)
+                    } else {
+                        _mm256_add_epi32(sums[c], _mm256_madd_epi16(products, scale))
+                    };
                 }
             });
             for c in 0..C {
+                if F::ONE_SCALE {
+                    sums[c] = _mm256_madd_epi16(sums[c], _mm256_set1_epi16(1));
+                }
                 let scale = _mm256_mul_ps(scales.d, _mm256_broadcast_ss(&*columns[c].scales.add(8 * s)));
                 totals[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[c]), scale, totals[c]);
-                let column_sums = columns[c].sums.add(256 / F::SUB * s);
-                let mut bias = _mm256_mul_ps(scales.mins[0], _mm256_loadu_ps(column_sums));
-                if F::SUB == 16 {
-                    bias = _mm256_fmadd_ps(scales.mins[1], _mm256_loadu_ps(column_sums.add(8)), bias);
+                if F::CODES == CodeKind::Unsigned {
+                    let column_sums = columns[c].sums.add(256 / F::SUB * s);
+                    let mut bias = _mm256_mul_ps(scales.mins[0], _mm256_loadu_ps(column_sums));
+                    if F::SUB == 16 {
+                        bias = _mm256_fmadd_ps(scales.mins[1], _mm256_loadu_ps(column_sums.add(8)), bias);
+                    }
+                    totals[c] = _mm256_fmadd_ps(bias, scales.m, totals[c]);
                 }
-                totals[c] = _mm256_fmadd_ps(bias, scales.m, totals[c]);
             }
         }
         let mut out = [0.0; C];
@@ -169,6 +193,28 @@ pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, const C: usize>(
             out[c] = horizontal_sum(totals[c]);
         }
         out
+    }
+}
+
+/// Each scale twice, for two products of 16 bits: those of parts 0 to 3, and of parts 4 to 7.
+#[inline(always)]
+unsafe fn pairs_of_scales(scales: __m256i) -> [__m256i; 2] {
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
+    unsafe { [_mm256_unpacklo_epi16(scales, scales), _mm256_unpackhi_epi16(scales, scales)] }
+}
+
+/// The scales of codes `32 * j` and following, in the lanes of their products.
+#[inline(always)]
+unsafe fn scales_of_part(pairs: [__m256i; 2], j: usize) -> __m256i {
+    let pairs = pairs[j / 4];
+    // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
+    unsafe {
+        match j % 4 {
+            0 => _mm256_shuffle_epi32::<0x00>(pairs),
+            1 => _mm256_shuffle_epi32::<0x55>(pairs),
+            2 => _mm256_shuffle_epi32::<0xaa>(pairs),
+            _ => _mm256_shuffle_epi32::<0xff>(pairs),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
+use std::hint::black_box;
 
 /// Software prefetch distance of rows in bytes: longer than memory latency needs, far smaller than a cache. Not calibrated.
 pub(super) const PREFETCH_DISTANCE: usize = 2048;
@@ -51,18 +52,40 @@ pub(super) trait BlockFormat: RowFormat {
     unsafe fn codes(p: *const u8, j: usize) -> __m256i;
 }
 
-/// A format with superblocks of 256 elements (K-quants): `d * scale * code + m * min`, with an integer scale and min per
-/// sub-block. Columns have one scale per superblock.
+/// How a [`SuperblockFormat`] gives its codes.
+#[derive(PartialEq, Eq)]
+pub(super) enum CodeKind {
+    /// Unsigned, at most 63, so that the sum of two products with bytes fits 16 bits; the scales have minima.
+    Unsigned,
+    /// i8, of magnitude up to 127, without minima.
+    Signed,
+    /// Magnitudes up to 127, and a word whose bit k is set if code k is negative; without minima.
+    SignWords,
+}
+
+/// A format with superblocks of 256 elements: `d * scale * code + m * min`, with an integer scale and a min per sub-block. Columns have one
+/// scale per superblock.
 ///
 /// # Safety
 /// As [`BlockFormat`].
 pub(super) trait SuperblockFormat: RowFormat {
+    /// The kind of the codes.
+    const CODES: CodeKind;
+
+    /// Whether all scales are 1.
+    const ONE_SCALE: bool;
+
+    /// Fields of all codes of a superblock, taken apart: they are stored once and read part by part.
+    type Head;
+
     /// Scales and minima of the superblock at `p`.
     unsafe fn scales(p: *const u8) -> SuperblockScales;
 
-    /// The codes of elements `32 * j` and following, in order: unsigned, at most 63, so that the sum of two products with bytes
-    /// fits 16 bits.
-    unsafe fn codes(p: *const u8, j: usize) -> __m256i;
+    /// The head of the superblock at `p`.
+    unsafe fn head(p: *const u8) -> Self::Head;
+
+    /// The codes of elements `32 * j` and following, in order, and their signs.
+    unsafe fn codes(p: *const u8, head: &Self::Head, j: usize) -> (__m256i, u32);
 }
 
 /// Scales and minima of a superblock.
@@ -106,6 +129,19 @@ pub(super) trait QuantDot {
 
     /// `sums[l] + sum of u[4l..4l + 4] * s[4l..4l + 4]`; without `I32_DOT` for `u` up to 128 only.
     unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i;
+
+    /// The bytes of `y`, negated where a bit of the word is set. None is -128.
+    #[inline(always)]
+    unsafe fn negate(y: __m256i, word: u32) -> __m256i {
+        // SAFETY: uses registers only; the caller guarantees that the processor has AVX2.
+        unsafe {
+            let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(word as i32), spread);
+            let signs = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits);
+            _mm256_sub_epi8(_mm256_xor_si256(y, signs), signs)
+        }
+    }
 }
 
 /// AVX2 without VNNI: pairs of products in 16 bits. `u` up to 128 cannot overflow them, as `s` is at least -127.
@@ -121,7 +157,7 @@ impl QuantDot for Avx2 {
     }
 }
 
-/// AVX512-VNNI with AVX512-VL.
+/// AVX512-VNNI with AVX512-VL and AVX512-BW.
 pub(super) struct VnniVl;
 
 impl QuantDot for VnniVl {
@@ -131,6 +167,12 @@ impl QuantDot for VnniVl {
     unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i {
         // SAFETY: uses registers only; the caller guarantees that the processor has the instruction.
         unsafe { _mm256_dpbusd_epi32(sums, u, s) }
+    }
+
+    #[inline(always)]
+    unsafe fn negate(y: __m256i, word: u32) -> __m256i {
+        // SAFETY: as above; the processor has AVX512-BW too.
+        unsafe { _mm256_mask_sub_epi8(y, word, _mm256_setzero_si256(), y) }
     }
 }
 
@@ -165,6 +207,14 @@ impl QuantDot for EmulatedVnni {
             _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
         }
     }
+}
+
+/// The same vector, by way of the stack. With AVX-512 the compiler would merge pairs of vectors into one of 512 bits; then port 1 of Intel's
+/// cores computes no vectors, and a product takes a third longer.
+#[inline(always)]
+pub(super) fn opaque(mut vector: __m256i) -> __m256i {
+    black_box(&mut vector);
+    vector
 }
 
 /// The sum of eight lanes.

@@ -135,7 +135,7 @@ fn grid_element(dtype: DType, b: &[u8], j: usize) -> f64 {
     let even = |bits: u32| if k < 7 { bits >> k & 1 == 1 } else { (bits & 127).count_ones() % 2 == 1 };
     let signed = |negative: bool, magnitude: u8| if negative { -f64::from(magnitude) } else { f64::from(magnitude) };
     let shifted = |index: usize, negative: bool| {
-        (f64::from(grids::IQ1[index][k]) - 136.0) / 8.0 + if negative { -0.125 } else { 0.125 }
+        (f64::from(grids::IQ1[index][k]) - 8.0) / 8.0 + if negative { -0.125 } else { 0.125 }
     };
     match dtype {
         DType::IQ2_XXS => {
