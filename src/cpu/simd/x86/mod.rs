@@ -1,5 +1,6 @@
 //! GEMM kernels for x86-64: AVX2 with FMA and F16C, AVX-VNNI, AVX-512 with VNNI or BF16.
 
+mod amx;
 mod expanded;
 mod expansions;
 mod float_row_dot;
@@ -109,6 +110,8 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, GemmKernels)> {
     add(vnni, i32_dot, "AVX-VNNI", vnni::dot_of(dtype).zip(vnni_quants::micro_kernel_of(dtype)), 2, 4);
     let avx512_floats = float_row_dot::avx512_dot_of(dtype).zip(avx512_floats::micro_kernel_of(dtype));
     let bf16_dots = uses_bf16_dots();
+    let amx_bf16 = float_row_dot::bf16_dot_of(dtype).zip(amx::micro_kernel_of(dtype));
+    add(has_bf16 && amx::is_available(), bf16, "AMX-BF16", amx_bf16, 2, 8);
     add(has_bf16 && bf16_dots, bf16, AVX512_BF16, bf16_kernels, 2, 8);
     add(avx512, i32_dot, AVX512, avx512_floats, 2, 8);
     add(has_bf16 && !bf16_dots, bf16, AVX512_BF16, bf16_kernels, 2, 8);
