@@ -9,8 +9,8 @@
 //           channels if these are adjacent in memory.
 // Accuracy: f32 sums.
 // Limits:   dimensions below 2^31, and elements of the padded image below 2^31.
-// Floor:    one fused multiply-add per tap and output. A product by tensor cores (IM2COL, then MUL_MAT) is faster for images with
-//           many channels; direct convolution needs no memory for the patches.
+// Floor:    one fused multiply-add per tap and output, and no memory for patches. CONV_2D and CONV_3D with kernels of F16 and many channels
+//           are products on tensor cores instead (conv_patches.cu).
 #include "common/abi.cuh"
 #include "common/types.cuh"
 

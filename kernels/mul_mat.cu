@@ -21,6 +21,7 @@
 //           block have fewer than 2^32 bytes. An expert id of -1 gives a row of zeros; another invalid id is reported as an error.
 // Floor:    a is read once per 8 columns (4 for block types, 64 in the tiled kernels), b once per 4 rows of a (64 or 128).
 #include "common/abi.cuh"
+#include "common/column_scale.cuh"
 #include "common/quantize.cuh"
 #include "common/quants.cuh"
 #include "common/vector.cuh"
@@ -81,9 +82,8 @@ struct HalvesArgs {
     u32 type, to;  // of b; of the halves
 };
 
-// Rounds rows to F16 or BF16. For F16, they are multiplied by a power of two before, so that the largest finite element becomes 2^14 to 2^15
-// (less if it is below 2^-112): large ones do not become infinite, and small ones keep their digits. Zeros follow up to a multiple of 16
-// bytes, then the inverse of the power of two, as f32.
+// Rounds rows to F16, multiplied by a power of two (common/column_scale.cuh), or to BF16. Zeros follow up to a multiple of 16 bytes, then the
+// inverse of the power of two, as f32.
 // Grid: x = rows.
 constexpr u32 HALVES_THREADS = 256;
 extern "C" __global__ void __launch_bounds__(HALVES_THREADS) mul_mat_halves(HalvesArgs args) {
@@ -106,17 +106,13 @@ extern "C" __global__ void __launch_bounds__(HALVES_THREADS) mul_mat_halves(Halv
 #pragma unroll
         for (u32 e = 0; e < 8; e++) x[e] = i + e < k ? load(i + e) : 0.0f;
     };
-    float inverse = 1.0f, scale = 1.0f;
+    u32 most = 0;
     if (args.to == TYPE_F16) {
-        u32 most = 0; // as bits, whose order is that of magnitudes
         for (u32 i = 8 * threadIdx.x; i < k; i += 8 * HALVES_THREADS) {
             float x[8];
             load8(i, x);
 #pragma unroll
-            for (u32 e = 0; e < 8; e++) {
-                const u32 bits = __float_as_uint(x[e]) & 0x7fffffff;
-                most = max(most, bits < 0x7f800000 ? bits : 0);
-            }
+            for (u32 e = 0; e < 8; e++) most = max(most, finite_magnitude(x[e]));
         }
 #pragma unroll
         for (u32 step = 16; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
@@ -124,22 +120,20 @@ extern "C" __global__ void __launch_bounds__(HALVES_THREADS) mul_mat_halves(Halv
         __syncthreads();
 #pragma unroll
         for (u32 w = 0; w < HALVES_THREADS / 32; w++) most = max(most, most_of_warps[w]);
-        // The biased exponent of the largest element. From 15 on, both powers of two are normal.
-        const u32 e = max(most >> 23, 15u);
-        if (most != 0) inverse = __uint_as_float((268 - e) << 23), scale = __uint_as_float((e - 14) << 23);
     }
+    const ColumnScale of(most);
     for (u32 i = 8 * threadIdx.x; i < k; i += 8 * HALVES_THREADS) {
         float x[8];
         load8(i, x);
         u32 words[4];
 #pragma unroll
         for (u32 w = 0; w < 4; w++) {
-            const float low = x[2 * w] * inverse, high = x[2 * w + 1] * inverse;
+            const float low = x[2 * w] * of.inverse, high = x[2 * w + 1] * of.inverse;
             words[w] = args.to == TYPE_F16 ? word_of_floats(F16(), low, high) : word_of_floats(BF16(), low, high);
         }
         store_words<16>(to + 2ull * i, words);
     }
-    if (threadIdx.x == 0) *(float *)(to + (k + 7) / 8 * 16) = scale;
+    if (threadIdx.x == 0) *(float *)(to + scale_at(k)) = of.scale;
 }
 
 // Quantised columns: see common/quantize.cuh.

@@ -10,10 +10,11 @@
 //
 // MUL_MAT_ID with many tokens: a plane is a group of slots of one expert, by a table, and a tile gathers its rows of b (BlockPlace).
 //
-// The columns of b are in scratch memory too (mul_mat_halves of mul_mat.cu): rounded to the type of the staged tiles, each with a power
-// of two by which its results are multiplied.
+// The columns of b are in scratch memory too (mul_mat_halves of mul_mat.cu, conv_patches.cu): rounded to the type of the staged tiles, each
+// with a power of two by which its results are multiplied.
 #pragma once
 #include "common/async.cuh"
+#include "common/column_scale.cuh"
 #include "common/last_block.cuh"
 #include "common/mma.cuh"
 #include "common/tiles.cuh"
@@ -298,7 +299,7 @@ struct Gemm {
         if (thread < COLUMNS) {
             tail.slots[thread] = place.slot(args, thread);
             // Behind the elements of the column.
-            tail.scales[thread] = *(const float *)(place.b + place.row_of_b(args, thread) * args.bs[0] + (args.k + 7) / 8 * 16);
+            tail.scales[thread] = *(const float *)(place.b + place.row_of_b(args, thread) * args.bs[0] + scale_at(args.k));
         }
         __syncthreads();
         const u32 row = warp_row() + thread % 32 / 4, column = warp_column() + 2 * (thread % 4); // in the tile

@@ -213,8 +213,13 @@ impl Operand {
     }
 
     fn of_scratch(bytes: u64, offset: u64) -> Operand {
-        let alignment = SCRATCH_ALIGNMENT.min(1 << (offset | SCRATCH_ALIGNMENT).trailing_zeros());
-        Operand { bytes: bytes.saturating_sub(offset), alignment, dtype: None, column: 0 }
+        Operand { bytes, alignment: SCRATCH_ALIGNMENT, dtype: None, column: 0 }.after(offset)
+    }
+
+    /// The memory from a byte offset on.
+    fn after(self, offset: u64) -> Operand {
+        let alignment = self.alignment.min(1 << (offset | self.alignment).trailing_zeros());
+        Operand { bytes: self.bytes.saturating_sub(offset), alignment, ..self }
     }
 
     fn of_columns(conversion: Option<&ColumnConversion>) -> Operand {
@@ -299,6 +304,7 @@ fn check_accesses(
         let operand = match pointer {
             Ptr::Null => None,
             Ptr::Dst => Some(Operand::of(node.dst, node.aligned)),
+            Ptr::DstAt(offset) => Some(Operand::of(node.dst, node.aligned).after(offset)),
             Ptr::Src(i) => source(i),
             Ptr::Scratch(offset) => Some(Operand::of_scratch(shared.scratch, offset)),
             Ptr::Columns => Some(Operand::of_columns(shared.columns)),

@@ -68,6 +68,8 @@ pub(super) enum Ptr {
     Null,
     /// First byte of the destination.
     Dst,
+    /// A byte offset in the destination.
+    DstAt(u64),
     /// First byte of a source; null if the node has no such source.
     Src(u8),
     /// A byte offset in the scratch memory of the queue.
@@ -339,6 +341,7 @@ impl LoadedLaunch {
             let address = match *pointer {
                 Ptr::Null => 0,
                 Ptr::Dst => at.dst,
+                Ptr::DstAt(offset) => at.dst + offset,
                 Ptr::Src(i) => at.srcs.get(usize::from(i)).copied().unwrap_or(0),
                 Ptr::Scratch(offset) => at.scratch + offset,
                 Ptr::Columns => at.columns,

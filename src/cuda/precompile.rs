@@ -51,6 +51,7 @@ const UNTYPED: &[&str] = &[
     "sequence",
     "im2col",
     "conv",
+    "conv_patches",
     "pool",
     "upscale",
     "solve_tri",

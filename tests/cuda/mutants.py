@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PTX = ROOT / "kernels/ptx"
 TEST = "sweep::every_variant_on_capability_8_0"
 # The family of an entry's file: the first match. Other files are named after their family.
-FAMILIES = (("copy", "copy"), ("flash_attn", "flash_attn"), (("mul_mat", "moe"), "mul_mat"), (("gated_", "wkv"), "linear_attn"))
+FAMILIES = (("conv", "conv"), ("copy", "copy"), ("flash_attn", "flash_attn"), (("mul_mat", "moe"), "mul_mat"), (("gated_", "wkv"), "linear_attn"))
 # Warp instructions of one block, after which a kernel counts as endless.
 MAX_INSTRUCTIONS = "64M"
 # A run that takes so many times as long as one without a mutant, and these seconds, is endless too.

@@ -41,9 +41,13 @@ fn compare(
     let case = case.build();
     let want = want(&case.values(k), &case.values(x), out.ne);
     let scale = (want.iter().map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
+    // Tensor cores multiply patches that are rounded to F16.
+    let may_round =
+        matches!(op, Conv::Conv2d { .. } | Conv::Conv3d { .. }) && kernel.0 == F16 && out.ne[2].max(out.ne[3]) >= 16;
     for on in devices() {
         let what = format!("{op:?} {kernel:?} {image:?} {kind} {}", on.name);
-        assert_close(&case.run(on).values(dst), &want, 1e-5, 3e-5 * scale, &what);
+        let absolute = if may_round && on.name == "CUDA" { 2e-3 } else { 3e-5 };
+        assert_close(&case.run(on).values(dst), &want, 1e-5, absolute * scale, &what);
     }
 }
 
@@ -153,7 +157,7 @@ fn convolutions_of_volumes_match_the_sums() {
     .into_iter()
     .enumerate()
     {
-        for (channels, outputs, batches) in [(1, 1, 1), (3, 5, 2)] {
+        for (channels, outputs, batches, kind) in [(1, 1, 1, kind), (3, 5, 2, kind), (5, 17, 2, 0)] {
             for dtype in [F32, F16] {
                 let (ke, ie) = ([k[0], k[1], k[2], channels * outputs], [x[0], x[1], x[2], channels * batches]);
                 let [c, n, o] = [channels, batches, outputs].map(|n| n as i32);
@@ -227,14 +231,16 @@ fn large_convolutions_match_the_sums() {
     let (x, k, c, out) = ([35, 21], [3, 3], 70, 30);
     let axes = [axis(1, 1, 1); 2];
     let (ke, ie) = ([k[0], k[1], c, out], [x[0], x[1], c, 1]);
-    compare(Conv::Conv2d { axes }, (F32, ke), ie, 0, |kernel, image, ne| {
-        sums(ne, |[ox, oy, oc, n]| {
-            sums_of(&[k[0], k[1], c], |[kx, ky, c]| {
-                let x = read(axes[0], ox, kx, x[0]).zip(read(axes[1], oy, ky, x[1]));
-                x.map_or(0.0, |(x, y)| kernel[at(ke, [kx, ky, c, oc])] * image[at(ie, [x, y, c, n])])
+    for dtype in [F32, F16] {
+        compare(Conv::Conv2d { axes }, (dtype, ke), ie, 0, |kernel, image, ne| {
+            sums(ne, |[ox, oy, oc, n]| {
+                sums_of(&[k[0], k[1], c], |[kx, ky, c]| {
+                    let x = read(axes[0], ox, kx, x[0]).zip(read(axes[1], oy, ky, x[1]));
+                    x.map_or(0.0, |(x, y)| kernel[at(ke, [kx, ky, c, oc])] * image[at(ie, [x, y, c, n])])
+                })
             })
-        })
-    });
+        });
+    }
 }
 
 /// Kernels without elements, no input channels, and images that are padding only: sums over no taps are 0, as in ggml.

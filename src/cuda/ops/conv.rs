@@ -1,4 +1,7 @@
-//! Launches of CONV_2D, CONV_2D_DW, CONV_3D, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D: kernels/conv.cu.
+//! Launches of CONV_2D, CONV_2D_DW, CONV_3D, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D: kernels/conv.cu. Kernels of F16
+//! with many channels are multiplied on tensor cores (`gemm`).
+
+mod gemm;
 
 use super::elementwise::block_shape;
 use super::{
@@ -156,6 +159,9 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         positions: positions as u32,
         channels_first: channels_first.into(),
     };
+    if let Some(launches) = gemm::select(op, &args, on)? {
+        return Ok(launches);
+    }
     let (along_x, along_y) = if channels_first { (groups.into(), positions) } else { (positions, u64::from(groups)) };
     let (threads, tiles) = block_shape(along_x, along_y);
     let rows = along_y.div_ceil(threads[1].into()).min(MAX_GRID_YZ);

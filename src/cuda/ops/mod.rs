@@ -173,14 +173,19 @@ impl<'a> NodeOnGpu<'a> {
         entry: (&str, &str),
         grid: Grid,
         (pointers, args): (&[Ptr], &impl KernelArguments),
-        [outputs, passes, instructions]: [u64; 3],
+        counts: [u64; 3],
     ) -> Result<NodeLaunches, Unsupported> {
+        let loops = self.loops(counts)?;
+        Ok(NodeLaunches { loops, ..self.single_launch(entry, grid, pointers, args)? })
+    }
+
+    /// The loops of a launch for the estimate of its time, by the counts of [`NodeOnGpu::looping_launch`], which has the limit.
+    fn loops(&self, [outputs, passes, instructions]: [u64; 3]) -> Result<Loops, Unsupported> {
         let instructions = outputs.saturating_mul(passes).saturating_mul(instructions);
         if passes > MAX_PASSES || instructions > MAX_LOOP_INSTRUCTIONS {
             return Err(self.unsupported("loops that would take too long"));
         }
-        let launches = self.single_launch(entry, grid, pointers, args)?;
-        Ok(NodeLaunches { loops: Loops { instructions, chain: passes }, ..launches })
+        Ok(Loops { instructions, chain: passes })
     }
 
     /// Element counts and strides of a tensor for a kernel.

@@ -7,7 +7,7 @@
 
 mod arguments;
 mod experts;
-mod gemm;
+pub(super) mod gemm;
 mod mma;
 pub(super) mod planes;
 pub(super) mod products;

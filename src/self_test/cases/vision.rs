@@ -43,12 +43,12 @@ fn im2col() -> Vec<Draft> {
 
 fn conv() -> Vec<Draft> {
     let axes = [SECOND, ConvAxis { stride: 1, padding: 2, dilation: 2 }];
-    let volume = Conv::Conv3d { axes: [ConvAxis::PLAIN; 3], channels: 3, batches: 2, outputs: 4 };
+    let volume = Conv::Conv3d { axes: [ConvAxis::PLAIN; 3], channels: 3, batches: 2, outputs: 16 };
     let image = [13, 11, 5, 2];
     vec![
         case(IN_F32).normal(F32, [3, 3, 5, 7]).normal(F32, image).node(Conv::Conv2d { axes }),
-        case(IN_F16).variant(F16).normal(F16, [3, 3, 5, 7]).normal(F32, image).node(Conv::Conv2d { axes }),
-        case(IN_F16).normal(F16, [3, 2, 2, 12]).normal(F32, [9, 7, 5, 6]).node(volume),
+        case(IN_F16).variant(F16).normal(F16, [3, 3, 5, 17]).normal(F32, image).node(Conv::Conv2d { axes }),
+        case(IN_F16).normal(F16, [3, 2, 2, 48]).normal(F32, [9, 7, 5, 6]).node(volume),
         case(IN_F32).normal(F32, [3, 3, 1, 5]).normal(F32, image).node(Conv::Conv2dDw { axes }),
         case(IN_F32).normal(F32, [4, 5, 6, 1]).normal(F32, [11, 6, 1, 1]).node(Conv::Transpose1d { stride: 2 }),
         case(IN_F16).normal(F16, [3, 2, 5, 6]).normal(F32, [7, 6, 6, 2]).node(Conv::Transpose2d { stride: 2 }),

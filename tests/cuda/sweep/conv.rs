@@ -1,7 +1,7 @@
 //! Cases of CONV_2D, CONV_2D_DW, CONV_3D, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D.
 
-use super::Sweep;
 use super::layouts::{LAYOUTS, Layout, leaf, onto, window};
+use super::{Sweep, conv_gemm};
 use fanout::ops::ConvAxis;
 use fanout::ops::conv::Conv;
 use fanout::tensor::DType::{self, F16, F32};
@@ -44,6 +44,7 @@ pub fn run(sweep: &Sweep) {
         check(sweep, op, (dtype, [0, 3, 2, 4]), [4, 5, 2, 1], [5, 3, 4, 1], Layout::Packed);
         check(sweep, op, (dtype, [3, 3, 0, 4]), [5, 5, 0, 1], [3, 3, 4, 1], Layout::Packed);
     }
+    conv_gemm::run(sweep);
 }
 
 #[track_caller]

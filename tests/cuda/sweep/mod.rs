@@ -9,6 +9,7 @@ mod backward;
 mod binary;
 mod concat;
 mod conv;
+mod conv_gemm;
 mod copy;
 mod diag;
 mod dsv4;
@@ -304,6 +305,21 @@ fn long_parts_on_one_multiprocessor() {
     let sweep = Sweep::new(&cuda::detect().unwrap()[0], Tally::strict(), None);
     flash_attn::check_long_parts(&sweep);
     drop(sweep);
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}
+
+/// Convolutions whose columns do not fit the scratch memory at a time, which depends on the number of multiprocessors.
+#[test]
+fn chunks_of_columns_on_one_multiprocessor() {
+    if real_gpu::requested() {
+        return;
+    }
+    let emulator = cudaemu::test::start("CUDAEMU_CAPABILITY=8.0\nCUDAEMU_SMS=1").unwrap();
+    let emulator = {
+        let sweep = Sweep::new(&cuda::detect().unwrap()[0], Tally::strict(), Some(emulator));
+        conv_gemm::check_chunks(&sweep);
+        sweep.emulator.unwrap()
+    };
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 

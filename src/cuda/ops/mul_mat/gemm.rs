@@ -55,6 +55,19 @@ impl KernelArguments for GemmArgs {
     }
 }
 
+/// Where a launch finds its weights, its converted columns and its result, and the offset in scratch memory at which
+/// blocks store partial sums.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Operands {
+    pub(in super::super) weights: Ptr,
+    pub(in super::super) columns: Ptr,
+    pub(in super::super) dst: Ptr,
+    pub(in super::super) parts: u64,
+}
+
+/// The operands of MUL_MAT and MUL_MAT_ID.
+const OPERANDS: Operands = Operands { weights: Ptr::Src(0), columns: Ptr::Columns, dst: Ptr::Dst, parts: 0 };
+
 /// The type to which weights of this type are converted in shared memory, and columns in scratch memory. `None` without a kernel.
 fn staged_type(weights: DType) -> Option<DType> {
     match weights {
@@ -108,10 +121,8 @@ fn gemm_threshold(
 ) -> Result<Option<u32>, Unsupported> {
     let Some(staged) = staged_type(a.dtype()) else { return Ok(None) };
     let short = |bytes: u64| bytes < MAX_STRIDE;
-    let applies = on.node.aligned
-        && may_round(round, staged)
-        && short(stride(&on.shape(a)?, 1))
-        && short(column_bytes(a.ne()[0]));
+    let applies =
+        on.node.aligned && may_round(round, staged) && short(stride(&on.shape(a)?, 1)) && has_short_columns(a.ne()[0]);
     Ok(gemm_threshold_of_type(a.dtype(), layout, on.gpu.capability).filter(|_| applies))
 }
 
@@ -155,8 +166,13 @@ fn tile_width(weights: DType, n: u64) -> u32 {
 }
 
 /// Bytes of a converted column: halves, zeros up to a multiple of 16 bytes, and a power of two.
-fn column_bytes(k: usize) -> u64 {
+pub(in super::super) fn column_bytes(k: usize) -> u64 {
     2 * k.next_multiple_of(8) as u64 + 16
+}
+
+/// Whether the kernel can address columns of `k` elements.
+pub(in super::super) fn has_short_columns(k: usize) -> bool {
+    column_bytes(k) < MAX_STRIDE
 }
 
 /// The launches of the product of weights `a` with the columns of the node.
@@ -189,13 +205,62 @@ fn launch(
     on: &NodeOnGpu<'_>,
 ) -> Result<(KernelLaunch, u64), Unsupported> {
     let planes = Planes::of(a, &columns.shape, on)?;
-    let product = mul_mat_args(a, &planes, layout, 0, on)?;
+    launch_tiles(a, mul_mat_args(a, &planes, layout, 0, on)?, OPERANDS, on)
+}
+
+/// A product of weights of source 0's type, with dense rows, and columns that another launch of the node has converted.
+/// All planes of columns, which lie one after the other, share the weights.
+pub(in super::super) struct ConvertedProduct {
+    pub(in super::super) k: u32,
+    pub(in super::super) m: u32,
+    /// Columns of a plane.
+    pub(in super::super) n: u32,
+    pub(in super::super) planes: u32,
+    /// Byte stride of the rows of the weights.
+    pub(in super::super) row: u64,
+    /// Byte strides of the result's rows, columns and planes.
+    pub(in super::super) dst: [u64; 3],
+}
+
+/// The launch of the product, and the bytes of scratch memory at `operands.parts`, in which blocks store partial sums.
+pub(in super::super) fn launch_converted(
+    product: &ConvertedProduct,
+    operands: Operands,
+    on: &NodeOnGpu<'_>,
+) -> Result<(KernelLaunch, u64), Unsupported> {
+    let &ConvertedProduct { k, m, n, planes, row, dst: [d0, d1, d2] } = product;
+    let (a, column) = (on.src(0)?, column_bytes(k as usize));
+    let bytes = column.saturating_mul(n.into());
+    let args = MulMatArgs {
+        k,
+        m,
+        n,
+        log2_lanes: 0,
+        planes,
+        b2: planes,
+        r2: planes,
+        r3: 1,
+        a: [row, 0, 0],
+        b: [column, bytes, 0],
+        dst: [d0, d1, d2, 0],
+    };
+    let (launch, parts) = launch_tiles(a, args, operands, on)?;
+    Ok((launch.with_accesses([Access::bytes(1, bytes.saturating_mul(planes.into()))]), parts))
+}
+
+/// The launch of a product without a table, and the bytes at `operands.parts`.
+fn launch_tiles(
+    a: &TensorDesc,
+    product: MulMatArgs,
+    operands: Operands,
+    on: &NodeOnGpu<'_>,
+) -> Result<(KernelLaunch, u64), Unsupported> {
     let MulMatArgs { k, m, n, planes, .. } = product;
     let width = tile_width(a.dtype(), n.into());
     let tiles = u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
     let share = share_of_block(k, tiles * u64::from(planes), on.gpu.multiprocessors);
     let args = GemmArgs { of: TiledArgs { product, table: 0 }, used: 0, rows: 0 };
-    launch_split(a, args, share, [tiles, planes.into()], width, on)
+    launch_split(a, args, (share, operands), [tiles, planes.into()], width, on)
 }
 
 /// The launch that multiplies groups of slots with their experts, by a table, and its bytes of scratch memory. About `likely` groups have
@@ -213,14 +278,14 @@ pub(super) fn launch_by_table(
     } else {
         whole(k)
     };
-    launch_split(a, args, share, [rows, groups.into()], width, on)
+    launch_split(a, args, (share, OPERANDS), [rows, groups.into()], width, on)
 }
 
 /// The launch with `share` elements of k per block, for so many tiles and planes.
 fn launch_split(
     a: &TensorDesc,
     mut args: GemmArgs,
-    share: u32,
+    (share, operands): (u32, Operands),
     [tiles, planes]: [u64; 2],
     width: u32,
     on: &NodeOnGpu<'_>,
@@ -232,10 +297,10 @@ fn launch_split(
         (Ptr::Null, Ptr::Null, 0)
     } else {
         let tile_bytes = 4 * u64::from(GEMM_ROWS * width);
-        (Ptr::Scratch(0), Ptr::Counters, tiles * splits * planes * tile_bytes)
+        (Ptr::Scratch(operands.parts), Ptr::Counters, tiles * splits * planes * tile_bytes)
     };
     let grid = Grid::of([tiles, splits, planes], GEMM_THREADS);
-    let pointers = [Ptr::Src(0), Ptr::Columns, Ptr::Dst, parts, counts];
+    let pointers = [operands.weights, operands.columns, operands.dst, parts, counts];
     let launch = launch_typed("gemm_", &format!("gemm{width}"), a, grid, &pointers, &args, on)?;
     Ok((launch.with_accesses([Access::bytes(3, scratch)]), scratch))
 }
