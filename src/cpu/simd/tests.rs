@@ -155,7 +155,7 @@ fn micro_kernels_match_row_dots() {
             let rows = [rows, other_rows];
             let panels = [0, 1].map(|s| panel(&kernels, k, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
             // With 50, at equal distances as in a product: kernels by tiles read such columns in place.
-            for n in (1..=kernels.tile_columns()).chain([19, 50]) {
+            for n in (1..=kernels.tile_columns()).chain([19]).chain(cfg!(target_arch = "x86_64").then_some(50)) {
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
                 let side_by_side = packed.concat();
