@@ -1,6 +1,7 @@
 """Models, client processes and reference results, for the tests and the benchmarks."""
 
 import json
+import os
 import queue
 import re
 import subprocess
@@ -77,6 +78,7 @@ class Client:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # the reason of an abort is then the last line
         )
         self._out: list[str] = []
         self._err: list[str] = []
