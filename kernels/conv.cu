@@ -9,8 +9,8 @@
 //           channels if these are adjacent in memory.
 // Accuracy: f32 sums.
 // Limits:   dimensions below 2^31, and elements of the padded image below 2^31.
-// Floor:    one fused multiply-add per tap and output, and no memory for patches. CONV_2D and CONV_3D with kernels of F16 and many channels
-//           are products on tensor cores instead (conv_patches.cu).
+// Floor:    one fused multiply-add per tap and output, and no memory for patches. From compute capability 8.0 on, CONV_2D and CONV_3D with
+//           contiguous kernels of F16 and many channels are products on tensor cores instead (conv_patches.cu).
 #include "common/abi.cuh"
 #include "common/types.cuh"
 
@@ -30,7 +30,7 @@ struct ConvArgs {
     u32 step[3];    // of a transposed convolution along each dimension, else 1
     u32 in_channels, out_channels, images;
     u32 positions;  // outputs of a channel
-    u32 channels_first; // whether threadIdx.x counts groups of channels instead of positions
+    u32 channels_last; // whether threadIdx.x counts groups of channels instead of positions
 };
 
 // The taps of an output along dimension d.
@@ -96,12 +96,12 @@ __device__ __forceinline__ void outputs(const ConvArgs &args, u32 position, u32 
 template <class K, int N>
 __device__ __forceinline__ void convolve(const ConvArgs &args) {
     const u32 groups = (args.out_channels + N - 1) / N;
-    const u32 x = blockIdx.x * blockDim.x + threadIdx.x, x_count = args.channels_first ? groups : args.positions;
-    const u32 y_count = args.channels_first ? args.positions : groups;
+    const u32 x = blockIdx.x * blockDim.x + threadIdx.x, x_count = args.channels_last ? groups : args.positions;
+    const u32 y_count = args.channels_last ? args.positions : groups;
     if (x >= x_count) return;
     for (u32 image = blockIdx.z; image < args.images; image += gridDim.z) {
         for (u32 y = blockIdx.y * blockDim.y + threadIdx.y; y < y_count; y += gridDim.y * blockDim.y) {
-            outputs<K, N>(args, args.channels_first ? y : x, (args.channels_first ? x : y) * N, image);
+            outputs<K, N>(args, args.channels_last ? y : x, (args.channels_last ? x : y) * N, image);
         }
     }
 }

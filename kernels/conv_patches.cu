@@ -1,10 +1,10 @@
-// CONV_2D and CONV_3D as matrix products on tensor cores, compute capability 8.0 or later: the patches of the image become columns of F16 in
-// scratch memory, which mul_mat_gemm.cu multiplies with a kernel of F16, whose rows are output channels.
+// CONV_2D and CONV_3D by im2col and GEMM on tensor cores, compute capability 8.0 or later: the patches of the image become columns of F16
+// in scratch memory, which mul_mat_gemm.cu multiplies with a kernel of F16, whose rows are output channels.
 //
 // A column has the elements that an output reads, in the order of the kernel's: x fastest, then y, z and the channels; zeros outside of the
 // image. Each column is multiplied by a power of two (common/column_scale.cuh), as in mul_mat_halves.
 //
-// Variants: conv_largest: the largest finite magnitude of each pixel over the channels. A column's power of two follows from those of its
+// Variants: conv_pixel_amax: the largest finite magnitude of each pixel over the channels. A column's power of two follows from those of its
 //                 pixels, which are a part of its elements. So the image is read once to find all powers, not once per tap;
 //           conv_patches: the columns of some positions of some images;
 //           conv_aligned_rows: copies the rows of a kernel to multiples of 16 bytes, which the GEMM stages by cp.async. It would load rows
@@ -35,7 +35,7 @@ struct PatchArgs {
     u32 outputs[3];
     int stride[3], padding[3], dilation[3];
     u32 in_channels, k; // elements of a column: taps times in_channels
-    u32 images, first_image;
+    u32 pixels, first_image; // pixels of an image
     u32 positions, first; // outputs of a channel, from number `first` on, of which columns are made
 };
 
@@ -62,20 +62,20 @@ extern "C" __global__ void __launch_bounds__(32 * PATCH_WARPS) conv_aligned_rows
     for (u32 i = threadIdx.x; i < args.padded; i += blockDim.x) to[i] = i < args.k ? from[i] : 0;
 }
 
-// Grid: x = groups of 32 pixels, y = images.
-extern "C" __global__ void __launch_bounds__(32 * PATCH_WARPS) conv_largest(PatchArgs args) {
+// Grid: x = groups of 32 pixels, z = images.
+extern "C" __global__ void __launch_bounds__(32 * PATCH_WARPS) conv_pixel_amax(PatchArgs args) {
     __shared__ u32 shared[PATCH_WARPS][PATCH_COLUMNS];
-    const u32 warp = threadIdx.x / 32, pixels = args.extent[0] * args.extent[1] * args.extent[2];
+    const u32 warp = threadIdx.x / 32;
     const u32 pixel = blockIdx.x * PATCH_COLUMNS + threadIdx.x % 32;
     const u32 x = pixel % args.extent[0], line = pixel / args.extent[0], y = line % args.extent[1], z = line / args.extent[1];
-    const u8 *from = args.x + x * args.xs[0] + y * args.xs[1] + z * args.xs[2] + blockIdx.y * args.xs[4];
+    const u8 *from = args.x + x * args.xs[0] + y * args.xs[1] + z * args.xs[2] + blockIdx.z * args.xs[4];
     u32 most = 0;
-    if (pixel < pixels) {
+    if (pixel < args.pixels) {
 #pragma unroll 4
         for (u32 c = warp; c < args.in_channels; c += PATCH_WARPS) most = max(most, finite_magnitude(F32::load1(from + c * args.xs[3], 0)));
     }
     most = largest_of_warps(shared, most);
-    if (warp == 0 && pixel < pixels) args.largest[(u64)blockIdx.y * pixels + pixel] = most;
+    if (warp == 0 && pixel < args.pixels) args.largest[(u64)blockIdx.z * args.pixels + pixel] = most;
 }
 
 // The elements of a patch in order. All but the place in the image is the same in all lanes.
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(32 * PATCH_WARPS) conv_patches(Patc
         output = turn;
     }
     u32 most = 0;
-    const u32 *largest = args.largest + (u64)image * args.extent[0] * args.extent[1] * args.extent[2];
+    const u32 *largest = args.largest + (u64)image * args.pixels;
     const u32 taps = args.taps[0] * args.taps[1] * args.taps[2];
     for (u32 t = warp; t < taps; t += PATCH_WARPS) {
         const u32 line = t / args.taps[0];
@@ -156,7 +156,8 @@ extern "C" __global__ void __launch_bounds__(32 * PATCH_WARPS) conv_patches(Patc
     if (blockIdx.y == 0 && warp == 0 && lane < columns) *(float *)(to + lane * args.column + scale_at(args.k)) = of.scale;
     const u32 padded = (args.k + 7) / 8 * 8;
     u32 *piece = pieces[warp];
-    for (u32 k = (blockIdx.y * PATCH_WARPS + warp) * PATCH_PIECE; k < padded; k += gridDim.y * PATCH_WARPS * PATCH_PIECE) {
+    // The first pieces go to different blocks: few columns need all multiprocessors more than whole blocks.
+    for (u32 k = (warp * gridDim.y + blockIdx.y) * PATCH_PIECE; k < padded; k += gridDim.y * PATCH_WARPS * PATCH_PIECE) {
         PatchCursor cursor(args, args.x + image * args.xs[4], origin, k);
         const u32 count = min(padded - k, PATCH_PIECE);
         // Eight loads are under way at a time.

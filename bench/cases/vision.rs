@@ -219,6 +219,7 @@ pub(super) fn canonical(s: &Sizes) -> Vec<Case> {
         nodes.push(depthwise(t, 3, 64, 56));
     }
     nodes.push(conv_2d(F16, 3, [128, 128], 64, 1, 1));
+    nodes.push(conv_2d(F16, 1, [320, 320], 64, 1, 0));
     nodes.push(conv_2d(F16, 14, [3, 1024], 224, 14, 0));
     nodes.push(transposed_2d(F16, 2, [64, 32], 64, 2));
     nodes.extend([im2col_1d(80, 1500, 1), im2col_2d(14, 3, 336, 14, 0), col2im(16, 64, 256, 8)]);

@@ -41,9 +41,16 @@ fn compare(
     let case = case.build();
     let want = want(&case.values(k), &case.values(x), out.ne);
     let scale = (want.iter().map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
-    // Tensor cores multiply patches that are rounded to F16.
-    let may_round =
-        matches!(op, Conv::Conv2d { .. } | Conv::Conv3d { .. }) && kernel.0 == F16 && out.ne[2].max(out.ne[3]) >= 16;
+    // Tensor cores multiply patches that are rounded to F16, from 16 output channels and 64 positions on, with contiguous kernels.
+    let (channels, positions) = match op {
+        Conv::Conv3d { outputs, .. } => (outputs as usize, out.ne[..3].iter().product()),
+        _ => (out.ne[2], out.ne[0] * out.ne[1]),
+    };
+    let may_round = matches!(op, Conv::Conv2d { .. } | Conv::Conv3d { .. })
+        && layout(kernel.0, kernel.1, kind % LAYOUTS).is_contiguous()
+        && kernel.0 == F16
+        && channels >= 16
+        && positions >= 64;
     for on in devices() {
         let what = format!("{op:?} {kernel:?} {image:?} {kind} {}", on.name);
         let absolute = if may_round && on.name == "CUDA" { 2e-3 } else { 3e-5 };

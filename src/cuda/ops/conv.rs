@@ -18,7 +18,7 @@ const CHANNELS: u32 = 8;
 /// Threads from which on each computes [`CHANNELS`] outputs: with fewer, parallelism is worth more than shared loads.
 const MIN_WIDE_THREADS: u64 = 1 << 15;
 
-/// Instructions for a tap, of one output and of a group of channels.
+/// Instructions for a tap: 12 of one output, 32 of a group of channels, which are worth eight.
 const TAP_INSTRUCTIONS: u64 = 18;
 
 /// How windows move along x, y and z: three arrays of the kernels' arguments.
@@ -77,7 +77,7 @@ struct ConvArgs {
     out_channels: u32,
     images: u32,
     positions: u32,
-    channels_first: u32,
+    channels_last: u32,
 }
 
 impl KernelArguments for ConvArgs {
@@ -137,10 +137,10 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
     let windows = Windows::new(axes);
     windows.check(outputs, taps).map_err(|rule| on.unsupported(rule))?;
     let y = row_strides(dst.nb, dims, out_channels);
-    let channels_first = out_channels > 1 && y[3] == 4 && y[0] != 4;
+    let channels_last = out_channels > 1 && y[3] == 4 && y[0] != 4;
     let wide_groups = out_channels.div_ceil(CHANNELS);
     let is_wide = x[5] == 0
-        && !channels_first
+        && !channels_last
         && out_channels > 1
         && positions.saturating_mul(wide_groups.into()).saturating_mul(images.into()) >= MIN_WIDE_THREADS;
     let groups = if is_wide { wide_groups } else { out_channels };
@@ -157,12 +157,12 @@ pub(super) fn select(op: Conv, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         out_channels,
         images,
         positions: positions as u32,
-        channels_first: channels_first.into(),
+        channels_last: channels_last.into(),
     };
     if let Some(launches) = gemm::select(op, &args, on)? {
         return Ok(launches);
     }
-    let (along_x, along_y) = if channels_first { (groups.into(), positions) } else { (positions, u64::from(groups)) };
+    let (along_x, along_y) = if channels_last { (groups.into(), positions) } else { (positions, u64::from(groups)) };
     let (threads, tiles) = block_shape(along_x, along_y);
     let rows = along_y.div_ceil(threads[1].into()).min(MAX_GRID_YZ);
     let grid = Grid { blocks: [tiles, rows, u64::from(images).min(MAX_GRID_YZ)], threads, shared: 0 };

@@ -13,8 +13,8 @@ use bytemuck::{Pod, Zeroable};
 /// Adjacent outputs per thread.
 const OUTPUTS: u32 = 8;
 
-/// Most columns that have a sample of COL2IM_1D, since one thread reads all of them.
-const MAX_COLUMNS: u32 = 1 << 16;
+/// Instructions for a column that has a sample of COL2IM_1D.
+const COLUMN_INSTRUCTIONS: u64 = 32;
 
 /// `struct Im2colArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -137,9 +137,8 @@ fn col2im(on: &NodeOnGpu<'_>, [stride, channels, padding]: [u32; 3]) -> Result<N
     let dtype = dst.dtype().to_wire();
     let (columns, dst) = (on.shape(columns)?, on.shape(dst)?);
     let samples = columns.ne[0] / channels.max(1);
-    if samples / stride.max(1) > MAX_COLUMNS {
-        return Err(on.unsupported("more than 2^16 columns with a sample"));
-    }
+    let passes = u64::from(samples.div_ceil(stride.max(1)).min(columns.ne[1]));
+    let loops = [saturating_product(&dst.ne[..2]), passes, COLUMN_INSTRUCTIONS];
     let pieces = blocks(dst.ne[0] as usize, THREADS, 1);
     let args = Col2imArgs {
         x: [columns.nb[0], columns.nb[1]],
@@ -154,7 +153,7 @@ fn col2im(on: &NodeOnGpu<'_>, [stride, channels, padding]: [u32; 3]) -> Result<N
         pieces: pieces as u32,
     };
     let grid = Grid::line(pieces.saturating_mul(dst.ne[1].into()), THREADS);
-    on.single_launch(("im2col", "col2im_1d"), grid, &[Ptr::Src(0), Ptr::Dst], &args)
+    on.looping_launch(("im2col", "col2im_1d"), grid, (&[Ptr::Src(0), Ptr::Dst], &args), loops)
 }
 
 #[cfg(test)]

@@ -5,6 +5,10 @@ use crate::ops::pool::{Pool, PoolAxis, PoolKind};
 use crate::tensor::DType::{F16, F32};
 use bytemuck::{Pod, Zeroable};
 
+/// `enum Kind` of the file.
+const MAXIMUM: u32 = 0;
+const MEAN: u32 = 1;
+
 /// `struct PoolArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -47,11 +51,22 @@ pub(super) fn select(op: Pool, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         kernel: axes.map(|axis| axis.kernel.into()),
         stride: axes.map(|axis| axis.stride.into()),
         padding: axes.map(|axis| axis.padding.into()),
-        // As in `enum Kind` of the file.
-        kind: u32::from(kind == PoolKind::Average),
+        kind: if kind == PoolKind::Average { MEAN } else { MAXIMUM },
         dtype: x.dtype().to_wire(),
         whole: whole.into(),
         pieces,
     };
     on.looping_launch(("pool", "pool_any"), grid, (&[Ptr::Src(0), Ptr::Dst], &args), loops)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel_constants::assert_constants;
+    use super::*;
+
+    #[test]
+    fn constants_are_those_of_the_kernel() {
+        let expected = [("MAXIMUM", MAXIMUM.into()), ("MEAN", MEAN.into())];
+        assert_constants(include_str!("../../../kernels/pool.cu"), &expected);
+    }
 }

@@ -34,11 +34,18 @@ pub fn run(sweep: &Sweep) {
     }
     let plain = [ConvAxis { stride: 1, padding: 1, dilation: 1 }; 2];
     for dtype in [F32, F16] {
-        // 8 output channels per thread, and fewer in the last group; more depthwise channels than threads of a block.
+        // 8 output channels per thread, and fewer in the last group: several images, strides and layouts; volumes; transposed.
+        let strided = Conv::Conv2d { axes: [ConvAxis { stride: 2, padding: 1, dilation: 1 }, plain[1]] };
+        check(sweep, strided, (dtype, [3, 3, 2, 13]), [129, 65, 2, 4], [65, 65, 13, 4], Layout::Reversed);
+        let op = Conv::Conv3d { axes: [ConvAxis::PLAIN; 3], channels: 2, batches: 2, outputs: 9 };
+        check(sweep, op, (dtype, [2, 1, 2, 18]), [66, 32, 9, 4], [65, 32, 8, 18], Layout::Gaps);
+        let op = Conv::Transpose2d { stride: 2 };
+        check(sweep, op, (dtype, [2, 2, 9, 2]), [64, 65, 2, 2], [128, 130, 9, 2], Layout::Packed);
+        // More depthwise channels than threads of a block.
         let op = Conv::Conv2d { axes: plain };
         check(sweep, op, (dtype, [3, 3, 1, 13]), [129, 129, 1, 1], [129, 129, 13, 1], Layout::Packed);
         let op = Conv::Conv2dDw { axes: plain };
-        check(sweep, op, (dtype, [3, 3, 1, 300]), [5, 4, 300, 1], [5, 4, 300, 1], Layout::ChannelsFirst);
+        check(sweep, op, (dtype, [3, 3, 1, 300]), [5, 4, 300, 1], [5, 4, 300, 1], Layout::ChannelsLast);
         // Sums over no taps.
         let op = Conv::Conv2d { axes: [ConvAxis::PLAIN; 2] };
         check(sweep, op, (dtype, [0, 3, 2, 4]), [4, 5, 2, 1], [5, 3, 4, 1], Layout::Packed);

@@ -105,7 +105,7 @@ pub(super) fn run(sweep: &Sweep) {
     .into_iter()
     .enumerate()
     {
-        let dst = [Layout::Packed, Layout::ChannelsFirst][i % 2];
+        let dst = [Layout::Packed, Layout::ChannelsLast][i % 2];
         let convolution = Convolution::of_plane(kernel, image, axes);
         convolution.with_layouts(Layout::Packed, LAYOUTS[i % 4], dst).check(sweep, launches(kernel, 1));
     }
@@ -115,7 +115,8 @@ pub(super) fn run(sweep: &Sweep) {
     ] {
         let [kw, kh, kd, _] = kernel;
         let launches = launches([kw, kh, kd * channels, 1], 1);
-        Convolution::of_volume(kernel, image, channels, axes).check(sweep, launches);
+        let volume = Convolution::of_volume(kernel, image, channels, axes);
+        volume.with_layouts(Layout::Packed, Layout::Reversed, Layout::Packed).check(sweep, launches);
     }
     // Too few output channels, elements or positions; then a kernel and a result whose strides the GEMM does not take.
     for convolution in [
@@ -133,13 +134,16 @@ pub(super) fn run(sweep: &Sweep) {
     special_values(sweep);
 }
 
-/// More columns than are converted at a time on a GPU with one multiprocessor: parts of an image, whole images, and
-/// parts of several images.
-pub fn check_chunks(sweep: &Sweep) {
-    for (side, images, chunks) in [(50, 1, 2), (34, 3, 2), (50, 2, 4)] {
-        let convolution = Convolution::of_plane([3, 3, 5, 18], [side, side, 5, images], [axis(1, 1, 1); 2]);
+/// More columns than are converted at a time on a GPU with so few multiprocessors: parts of an image, whole images, and
+/// parts of several images; with two, also shares of k for the blocks of the GEMM.
+pub fn check_chunks(sweep: &Sweep, multiprocessors: u32) {
+    let of_one = [([50, 50, 5, 1], 2), ([34, 34, 5, 3], 2), ([50, 50, 5, 2], 4)];
+    let of_two = [([20, 20, 128, 1], 4), ([9, 9, 128, 5], 3), ([16, 20, 128, 2], 6)];
+    for (i, (image, chunks)) in if multiprocessors == 1 { of_one } else { of_two }.into_iter().enumerate() {
+        let dst = [Layout::ChannelsLast, Layout::Packed][i % 2];
+        let convolution = Convolution::of_plane([3, 3, image[2], 18], image, [axis(1, 1, 1); 2]);
         let launches = launches(convolution.kernel, chunks);
-        convolution.check(sweep, launches);
+        convolution.with_layouts(Layout::Packed, Layout::Packed, dst).check(sweep, launches);
     }
 }
 

@@ -15,17 +15,17 @@ pub enum Layout {
     Gaps,
     /// The dimensions in reverse order: the last one is adjacent in memory.
     Reversed,
-    /// Dimension 2 is adjacent in memory, then 0, 1 and 3: the channels of an image come first.
-    ChannelsFirst,
+    /// Dimension 2 is adjacent in memory, then 0, 1 and 3: channels last (NHWC), from the slowest to the fastest.
+    ChannelsLast,
 }
 
-pub const LAYOUTS: [Layout; 4] = [Layout::Packed, Layout::Gaps, Layout::Reversed, Layout::ChannelsFirst];
+pub const LAYOUTS: [Layout; 4] = [Layout::Packed, Layout::Gaps, Layout::Reversed, Layout::ChannelsLast];
 
 pub fn desc(dtype: DType, ne: [usize; 4], layout: Layout) -> TensorDesc {
     let order = match layout {
         Layout::Packed | Layout::Gaps => [0, 1, 2, 3],
         Layout::Reversed => [3, 2, 1, 0],
-        Layout::ChannelsFirst => [2, 0, 1, 3],
+        Layout::ChannelsLast => [2, 0, 1, 3],
     };
     let (mut nb, mut next) = ([0; 4], dtype.block_bytes());
     for d in order {

@@ -310,17 +310,20 @@ fn long_parts_on_one_multiprocessor() {
 
 /// Convolutions whose columns do not fit the scratch memory at a time, which depends on the number of multiprocessors.
 #[test]
-fn chunks_of_columns_on_one_multiprocessor() {
+fn chunks_of_columns_on_few_multiprocessors() {
     if real_gpu::requested() {
         return;
     }
-    let emulator = cudaemu::test::start("CUDAEMU_CAPABILITY=8.0\nCUDAEMU_SMS=1").unwrap();
-    let emulator = {
-        let sweep = Sweep::new(&cuda::detect().unwrap()[0], Tally::strict(), Some(emulator));
-        conv_gemm::check_chunks(&sweep);
-        sweep.emulator.unwrap()
-    };
-    assert_eq!(emulator.reports(), Vec::<String>::new());
+    for multiprocessors in [1, 2] {
+        let settings = format!("CUDAEMU_CAPABILITY=8.0\nCUDAEMU_SMS={multiprocessors}");
+        let emulator = cudaemu::test::start(&settings).unwrap();
+        let emulator = {
+            let sweep = Sweep::new(&cuda::detect().unwrap()[0], Tally::strict(), Some(emulator));
+            conv_gemm::check_chunks(&sweep, multiprocessors);
+            sweep.emulator.unwrap()
+        };
+        assert_eq!(emulator.reports(), Vec::<String>::new());
+    }
 }
 
 /// Each target has its own test, so that they run at the same time.

@@ -95,7 +95,7 @@ impl FuzzGenerator<'_> {
 
     pub(super) fn conv(&mut self, op: OpCode) -> NodeDraft {
         let dtype = self.pick(&[F32, F16]);
-        let (c, out, n) = (self.pick(&[1, 2, 3, 16, 17]), self.pick(&[1, 2, 5, 13]), self.pick(&[1, 1, 2]));
+        let (c, out, n) = (self.pick(&[1, 2, 3, 16, 17]), self.pick(&[1, 2, 5, 13, 16, 33]), self.pick(&[1, 1, 2]));
         let image = [self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n];
         let [w, h, c, n] = self.limit_elements(image, 2000);
         let (kw, kh, kd) = (self.kernel_extent(w), self.kernel_extent(h), self.kernel_extent(c).min(3));

@@ -12,7 +12,7 @@ use crate::tensor::TensorDesc;
 pub(super) fn kernel(axes: [ConvAxis; 2], kernel: &TensorDesc, image: &TensorDesc, dst: &TensorDesc) -> Kernel {
     let cost = dst.elements().saturating_mul(taps(kernel));
     let channels_adjacent = image.ne()[2] > 1 && image.nb()[2] == image.dtype().block_bytes();
-    let layouts = if channels_adjacent { ChannelsFirst::new(kernel, image, dst) } else { None };
+    let layouts = if channels_adjacent { ChannelsLast::new(kernel, image, dst) } else { None };
     match layouts {
         Some(layouts) => Kernel::new(cost, move |ctx| along_channels(ctx, &axes, &layouts)).with_local(3 * CHUNK),
         None => Kernel::new(cost, move |ctx| along_rows(ctx, &axes)).with_local(2 * CHUNK),
@@ -61,7 +61,7 @@ fn along_rows(ctx: &mut KernelContext<'_>, [ax, ay]: &[ConvAxis; 2]) {
 }
 
 /// The operands with dimension 0 along the channels.
-struct ChannelsFirst {
+struct ChannelsLast {
     /// `[C, KW, KH]`.
     kernel: TensorDesc,
     /// `[C*W, H, N]` if all elements of an image's row are adjacent in memory, else `[C, W, H, N]`.
@@ -74,8 +74,8 @@ struct ChannelsFirst {
     extents: [usize; 2],
 }
 
-impl ChannelsFirst {
-    fn new(kernel: &TensorDesc, image: &TensorDesc, dst: &TensorDesc) -> Option<ChannelsFirst> {
+impl ChannelsLast {
+    fn new(kernel: &TensorDesc, image: &TensorDesc, dst: &TensorDesc) -> Option<ChannelsLast> {
         let ([w, h, channels, n], [ow, oh, ..]) = (image.ne(), dst.ne());
         let kernel = kernel.permuted([1, 2, 3, 0]).ok()?;
         let (image, dst) = (image.permuted([1, 2, 0, 3]).ok()?, dst.permuted([1, 2, 0, 3]).ok()?);
@@ -85,7 +85,7 @@ impl ChannelsFirst {
         } else {
             (image, dst)
         };
-        Some(ChannelsFirst { kernel, image, dst, joined, channels, extents: [w, h] })
+        Some(ChannelsLast { kernel, image, dst, joined, channels, extents: [w, h] })
     }
 
     /// The index of channel `c` of an element of image `n`, in `image` and in `dst`.
@@ -96,7 +96,7 @@ impl ChannelsFirst {
 
 /// Vectors along the channels: each piece is the sum of elements times the kernels' elements of one tap. A piece is all channels
 /// of several elements of a row, or some channels of one element.
-fn along_channels(ctx: &mut KernelContext<'_>, [ax, ay]: &[ConvAxis; 2], layouts: &ChannelsFirst) {
+fn along_channels(ctx: &mut KernelContext<'_>, [ax, ay]: &[ConvAxis; 2], layouts: &ChannelsLast) {
     let (dst, kernel, image) = (ctx.dst(), ctx.src(Conv::KERNEL), ctx.src(Conv::IMAGE));
     let (dst, image) = (dst.with_desc(&layouts.dst), image.with_desc(&layouts.image));
     let kernel = kernel.with_desc(&layouts.kernel);

@@ -24,7 +24,7 @@ const GEMM_THREADS: u32 = 128;
 const HALVES_THREADS: u32 = 256;
 
 /// Elements of k per step, by whose multiples k is split.
-const GEMM_DEPTH: u32 = 32;
+pub(in super::super) const GEMM_DEPTH: u32 = 32;
 
 /// Fewest elements of k of a block, if k is split: 16 steps, so that filling the stages of shared memory stays a small part.
 const LEAST_SHARE: u32 = 512;
@@ -208,7 +208,8 @@ fn launch(
     launch_tiles(a, mul_mat_args(a, &planes, layout, 0, on)?, OPERANDS, on)
 }
 
-/// A product of weights of source 0's type, with dense rows, and columns that another launch of the node has converted.
+/// A product of weights of source 0's type, F16 or BF16, whose rows are padded to multiples of 16 bytes, and columns that another launch of
+/// the node has converted.
 /// All planes of columns, which lie one after the other, share the weights.
 pub(in super::super) struct ConvertedProduct {
     pub(in super::super) k: u32,
@@ -216,8 +217,6 @@ pub(in super::super) struct ConvertedProduct {
     /// Columns of a plane.
     pub(in super::super) n: u32,
     pub(in super::super) planes: u32,
-    /// Byte stride of the rows of the weights.
-    pub(in super::super) row: u64,
     /// Byte strides of the result's rows, columns and planes.
     pub(in super::super) dst: [u64; 3],
 }
@@ -228,7 +227,7 @@ pub(in super::super) fn launch_converted(
     operands: Operands,
     on: &NodeOnGpu<'_>,
 ) -> Result<(KernelLaunch, u64), Unsupported> {
-    let &ConvertedProduct { k, m, n, planes, row, dst: [d0, d1, d2] } = product;
+    let &ConvertedProduct { k, m, n, planes, dst: [d0, d1, d2] } = product;
     let (a, column) = (on.src(0)?, column_bytes(k as usize));
     let bytes = column.saturating_mul(n.into());
     let args = MulMatArgs {
@@ -240,7 +239,7 @@ pub(in super::super) fn launch_converted(
         b2: planes,
         r2: planes,
         r3: 1,
-        a: [row, 0, 0],
+        a: [2 * u64::from(k.next_multiple_of(8)), 0, 0],
         b: [column, bytes, 0],
         dst: [d0, d1, d2, 0],
     };
@@ -256,8 +255,13 @@ fn launch_tiles(
     on: &NodeOnGpu<'_>,
 ) -> Result<(KernelLaunch, u64), Unsupported> {
     let MulMatArgs { k, m, n, planes, .. } = product;
+    let tiles = |width: u32| u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
+    let most_blocks = |width| tiles(width) * u64::from(planes) * u64::from((k / LEAST_SHARE).max(1));
     let width = tile_width(a.dtype(), n.into());
-    let tiles = u64::from(m.div_ceil(GEMM_ROWS)) * u64::from(n.div_ceil(width));
+    // Smaller tiles cost more loads, but not as much as multiprocessors without a block.
+    let is_small = !a.dtype().is_block() && most_blocks(width) < on.gpu.multiprocessors.into();
+    let width = if is_small { 64 } else { width };
+    let tiles = tiles(width);
     let share = share_of_block(k, tiles * u64::from(planes), on.gpu.multiprocessors);
     let args = GemmArgs { of: TiledArgs { product, table: 0 }, used: 0, rows: 0 };
     launch_split(a, args, (share, operands), [tiles, planes.into()], width, on)

@@ -113,20 +113,20 @@ def conv_2d(m: Maker) -> None:
 @op("CONV_2D_DW")
 def conv_2d_dw(m: Maker) -> None:
     for kernel, bound in KERNELS.items():
-        for channels_first in (False, True):
+        for channels_last in (False, True):
             for _ in range(7):
                 k, s, p, d, size = axes(m, 2)
                 c, n = m.int(2, 9), m.int(1, 2)
                 size = [max(x, 2) for x in size]
 
-                def build(g, f=kernel, k=k, x=(*s, *p, *d), z=size, c=c, n=n, first=channels_first):
+                def build(g, f=kernel, k=k, x=(*s, *p, *d), z=size, c=c, n=n, first=channels_last):
                     if not first:
                         return g.conv_2d_dw_direct(g.t((*k, 1, c), f), g.t((*z, c, n)), *x)
                     image = g.permute(g.t((c, *z, n)), 2, 0, 1, 3)
                     weights = g.permute(g.t((1, c, *k), f), 2, 3, 0, 1)
                     return g.conv_2d_dw_direct(weights, image, *x)
 
-                m.add(f"{kernel} {k} {s} {p} {d} {size} {c} {n} {channels_first=}", build, nmse(bound))
+                m.add(f"{kernel} {k} {s} {p} {d} {size} {c} {n} {channels_last=}", build, nmse(bound))
 
 
 @op("CONV_3D")
