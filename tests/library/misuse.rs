@@ -1,6 +1,8 @@
 //! Mistakes of authors of runtimes while they build a task: each is an error of the call that is wrong, which names the node and its
 //! sources. A permutation, a reshape and the start of a view never split the blocks of a type.
 
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::Device;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::binary::Binary;
 use fanout::ops::concat::Concat;
@@ -14,9 +16,10 @@ use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::unary::Unary;
-use fanout::ops::{Op, OutputSpec};
-use fanout::sched::TaskBuilder;
+use fanout::ops::{Op, OpCode, OutputSpec};
+use fanout::sched::{Options, Plan, SchedError, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
+use std::sync::Arc;
 
 const ATTENTION: FlashAttn =
     FlashAttn { scale: 0.25, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
@@ -101,6 +104,126 @@ fn wrong_nodes_are_refused_with_their_sources() {
         assert_eq!(nodes.iter().map(|node| node.dst).collect::<Vec<_>>(), [before, after], "{what}");
         assert_eq!(task.graph().slot_sizes().len(), inputs.len() + 4, "{what}");
     }
+}
+
+/// A node that is right, and what makes it wrong.
+struct Valid {
+    op: Op,
+    inputs: Vec<Input>,
+    /// Dimensions of a source that other sources determine: a longer one is wrong.
+    tied: &'static [(usize, usize)],
+    /// Types that a source never has.
+    never: &'static [(usize, DType)],
+}
+
+fn valid_nodes(rng: &mut fastrand::Rng) -> Vec<Valid> {
+    use DType::{BF16, F16, F32, I32, Q4_K, Q8_0};
+    let weights = [F32, F16, BF16, Q8_0, Q4_K][rng.usize(..5)];
+    let (k, m, n) = (256 * rng.usize(1..3), rng.usize(1..9), rng.usize(1..9));
+    let (heads, positions, width) = (rng.usize(1..4), rng.usize(1..50), 8 * rng.usize(1..5));
+    let cache = [F16, BF16][rng.usize(..2)];
+    let kv = (cache, [width, positions, heads, 1]);
+    let attention =
+        vec![(F32, [width, n, 2 * heads, 1]), kv, kv, (F16, [positions, n, 1, 1]), (F32, [2 * heads, 1, 1, 1])];
+    let x = (F32, [2 * width, n, 3, 1]);
+    let of = |op: Op, inputs: Vec<Input>, tied, never| Valid { op, inputs, tied, never };
+    vec![
+        of(
+            MulMat::PLAIN.into(),
+            vec![(weights, [k, m, 1, 1]), (F32, [k, n, 3, 1])],
+            &[(0, 0), (0, 2), (0, 3), (1, 0)],
+            &[(0, I32), (1, I32)],
+        ),
+        of(
+            MulMat::BY_ID.into(),
+            vec![(weights, [k, m, 4, 1]), (F32, [k, 2, n, 1]), (I32, [2, n, 1, 1])],
+            &[(0, 0), (0, 3), (1, 0), (1, 2), (2, 1)],
+            &[(0, I32), (1, I32), (2, F32)],
+        ),
+        of(Binary::Add.into(), vec![x, x], &[(1, 0), (1, 1), (1, 2), (1, 3)], &[(0, I32), (1, I32), (1, Q8_0)]),
+        of(
+            Rope::new(RopeMode::Neox, 2 * width as u32).into(),
+            vec![x, (I32, [3, 1, 1, 1])],
+            &[(1, 0), (1, 1)],
+            &[(0, I32), (1, F32)],
+        ),
+        of(
+            SoftMax { scale: 1.0, max_bias: 0.0 }.into(),
+            vec![x, (F16, [2 * width, n, 1, 1])],
+            &[(1, 0), (1, 2), (1, 3)],
+            &[(0, F16), (1, I32)],
+        ),
+        of(
+            ATTENTION.into(),
+            attention,
+            &[(1, 0), (1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 0), (3, 3), (4, 0), (4, 1)],
+            &[(0, I32), (1, I32), (2, I32), (3, F32), (4, F16)],
+        ),
+        of(Rows::GetRows.into(), vec![(weights, [k, m, 1, 1]), (I32, [n, 1, 1, 1])], &[(1, 1), (1, 2)], &[(1, F32)]),
+        of(
+            Glu { kind: GluKind::Swiglu, swapped: false }.into(),
+            vec![x, x],
+            &[(1, 0), (1, 1), (1, 2)],
+            &[(0, I32), (1, I32)],
+        ),
+        of(Concat::Concat { dim: 0 }.into(), vec![x, x], &[(1, 1), (1, 2), (1, 3)], &[(1, F16)]),
+        of(Norm::RmsNorm { eps: 1e-6 }.into(), vec![x], &[], &[(0, I32), (0, Q8_0)]),
+    ]
+}
+
+/// Nodes of random shapes that are right become wrong by one change. A source that is missing, one too many or a dimension is refused at
+/// once; a type by the devices, since they have different ones, before anything runs.
+#[test]
+fn a_wrong_source_is_refused_at_its_node() {
+    let devices = [CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>];
+    let mut types = 0;
+    for seed in 0..400 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut nodes = valid_nodes(&mut rng);
+        let Valid { op, mut inputs, tied, never } = nodes.swap_remove(rng.usize(..nodes.len()));
+        let (mut task_of_valid, ids) = task(&inputs);
+        task_of_valid.node(op.clone(), &ids).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let (mut absent, mut is_type) = (None, false);
+        match rng.usize(..6) {
+            // The second source of these may be absent.
+            0 if matches!(op.code(), OpCode::SoftMax | OpCode::Glu) => absent = Some(0),
+            0 => absent = Some(rng.usize(..inputs.len().min(3))),
+            1 => inputs.push((DType::F32, [1; 4])),
+            2 => {
+                let (source, dtype) = never[rng.usize(..never.len())];
+                (inputs[source].0, is_type) = (dtype, true);
+            }
+            _ if tied.is_empty() => inputs.push(inputs[0]),
+            _ => {
+                let (source, d) = tied[rng.usize(..tied.len())];
+                let (dtype, ne) = &mut inputs[source];
+                ne[d] += if d == 0 { dtype.block_len() } else { 1 };
+            }
+        }
+        let (mut task, mut ids) = task(&inputs);
+        if let Some(source) = absent {
+            ids[source] = None;
+        }
+        let what = format!("seed {seed}: {op:?} of {inputs:?}, without {absent:?}");
+        let added = task.node(op.clone(), &ids);
+        if let (true, Ok(dst)) = (is_type, &added) {
+            task.name(*dst, "wrong");
+            let error = Plan::new(Arc::new(task.build().unwrap()), &devices, &Options::default()).expect_err(&what);
+            assert!(matches!(error, SchedError::NoDeviceForNode { .. }), "{what}: {error:?}");
+            assert!(error.to_string().contains("\"wrong\""), "{what}: {error}");
+            types += 1;
+            continue;
+        }
+        let error = added.expect_err(&what);
+        let BuildError::Node(node) = &error else { panic!("{what}: {error:?}") };
+        assert_eq!((node.index, node.op, node.sources.len()), (0, op.code(), ids.len()), "{what}");
+        let shown = error.to_string();
+        for (name, id) in ["\"a\"", "\"b\"", "\"c\"", "\"d\"", "\"e\"", "\"f\""].iter().zip(&ids) {
+            assert!(id.is_none() || shown.contains(name), "{what}: {shown}");
+        }
+        assert!(task.build().is_ok_and(|task| task.graph().nodes().is_empty()), "{what}");
+    }
+    assert!((10..100).contains(&types), "{types} types were left to the devices");
 }
 
 fn task_input(task: &mut TaskBuilder) -> TensorId {
